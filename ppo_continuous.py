@@ -1,0 +1,902 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "torch==2.13.0",
+#   "gymnasium==1.4.0",
+#   "mujoco==4.0.0",
+#   "numpy==2.4.6",
+#   "tensorboard==2.21.0",
+#   "tyro==1.0.17",
+#   "tqdm==4.70.1",
+# ]
+# ///
+"""PPO for continuous actions, with every implementation detail in plain sight.
+
+    python ppo_continuous.py                                        # Hopper-v5, 1M steps
+    python ppo_continuous.py --env-id Walker2d-v5 --seed 2 --compile
+
+Source of the list of details: Huang et al. (2022), "The 37 Implementation Details of Proximal
+Policy Optimization". E1-E9: the code-level optimizations of Engstrom et al. (2020).
+
+Holds: core 1-13, continuous 1-9, aux 1, aux 3
+Leaves out: atari 1-9, lstm 1-5, multidiscrete 1, aux 2, aux 4
+
+Three objectives, one formula, min(ratio * A, clip(ratio, 1 +- clip_coef) * A) - kl_coef * KL:
+    PPO          (the defaults)
+    PPO-NoClip   --clip-coef inf
+    PPO-Penalty  --clip-coef inf --kl-coef 1 [--kl-target 0.01: adaptive coefficient]
+
+Shapes: T steps of a rollout, N environments, B = T * N batch, M minibatch, O observation,
+A action. A bare name is (T, N, ...), b_ is the flat batch (B, ...), mb_ a minibatch (M, ...).
+An *update* is one rollout and what is learned from it; an *epoch* is one pass over its batch. A
+*step* is one action in one environment; `global_step` counts those of all environments together.
+
+Ends of episodes: `terminated` (the task is over) and `truncated` (a time limit) stay apart. Both
+cut the sum over lambda, only termination cuts the bootstrap from the next observation's value.
+
+Reading order: Args, then `train` from top to bottom, each function when the loop calls it. What
+stands below the line "Plumbing" may be skipped.
+"""
+
+import argparse
+import collections
+import copy
+import dataclasses
+import fcntl
+import importlib.metadata
+import json
+import math
+import os
+import re
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import typing
+from pathlib import Path
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclasses.dataclass
+class Args:
+    """The settings of a run. Numbers take "inf"; where a value switches a detail off, it says so."""
+
+    env_id: str = "Hopper-v5"  # any id that gymnasium.make takes, "module:Env-v0" included
+    env_kwargs: str = "{}"  # keyword arguments of gymnasium.make, as JSON
+    seed: int = 1  # of environments, initial weights, noise and minibatches
+    total_timesteps: int = (
+        1_000_000  # agent steps, all environments together; whole updates are run
+    )
+    num_envs: int = 1  # N, environments stepped in lockstep
+    num_steps: int = 2048  # T, steps of each environment per update
+
+    learning_rate: float = 3e-4  # initial rate of Adam
+    value_learning_rate: float | None = None  # the value network's own rate; None: as learning_rate
+    anneal_lr: bool = True  # lower the rates linearly towards 0 over the run
+    adam_eps: float = 1e-5  # PyTorch's own default is 1e-8
+    max_grad_norm: float = 0.5  # L2 norm over all gradients together; inf: off
+    gamma: float = 0.99  # discount per step
+    gae_lambda: float = 0.95  # 1: return minus value; 0: one-step TD error
+    bootstrap_on_truncation: bool = True  # off: a time limit counts as a real end (Baselines)
+    num_minibatches: int = 32  # per epoch; 1: the whole batch at once
+    update_epochs: int = 10  # passes over each batch
+
+    clip_coef: float = 0.2  # the ratio's range is 1 +- clip_coef; inf: off
+    anneal_clip: bool = False  # lower clip_coef and clip_value_coef like the learning rate
+    kl_coef: float = 0.0  # weight of KL(old || new) in the objective; 0: off
+    kl_target: float | None = None  # adapts kl_coef towards this mean KL; None: kl_coef is fixed
+    target_kl: float | None = None  # ends the epochs, before a step, above this KL; None: never
+    norm_adv: bool = True  # advantages of each minibatch to mean 0, std 1
+    clip_vloss: bool = True  # pessimistic value loss around the rollout's values
+    clip_value_coef: float = 0.2  # its range
+    vf_coef: float = 0.5  # weight of the value loss
+    ent_coef: float = 0.0  # weight of the entropy bonus; negative penalises entropy
+
+    share_network: bool = False  # policy and value share the hidden layers
+    init: Literal["orthogonal", "xavier", "default"] = "orthogonal"  # default: PyTorch's own
+    activation: Literal["tanh", "relu"] = "tanh"  # of the hidden layers
+    clip_actions: bool = True  # send actions clipped to the bounds of the environment
+    norm_obs: bool = True  # observations to running mean 0, variance 1
+    clip_obs: float = 10.0  # range of normalized observations; inf: off
+    reward_scaling: Literal["returns", "rewards", "none"] = "returns"  # running std of what divides
+    clip_reward: float = 10.0  # range of scaled rewards; inf: off
+
+    heldout: bool = (
+        False  # measure KL and ratio on a second batch too (twice the environment steps)
+    )
+    compile: bool = False  # compile the minibatch step (needs a C++ compiler; pays after a minute)
+    threads: int = 1  # of PyTorch; more is slower for networks this small
+    cuda: bool = False  # use a GPU; networks this small train faster on a CPU
+    torch_deterministic: bool = True  # deterministic cuDNN kernels
+    runs_dir: str = "runs"  # folder that gets the run's own directory
+    checkpoint_every: int = 10  # updates between checkpoints; one is written at the end anyway
+    resume: str | None = None  # directory of a run to go on with; only the total may change
+
+    batch_size: int = dataclasses.field(init=False)  # B = T * N
+    minibatch_size: int = dataclasses.field(init=False)  # M
+    num_updates: int = dataclasses.field(init=False)  # K
+
+    def __post_init__(self):
+        intervals = {
+            "[1, inf)": "total_timesteps num_envs num_steps num_minibatches update_epochs threads "
+            "checkpoint_every",
+            "[0, 1]": "gamma gae_lambda",
+            "[0, inf)": "kl_coef vf_coef",
+            "[0, 1e18]": "seed",
+            "(-inf, inf)": "ent_coef",
+            "(0, inf)": "learning_rate value_learning_rate adam_eps kl_target target_kl",
+            "(0, inf]": "max_grad_norm clip_coef clip_value_coef clip_obs clip_reward",
+        }
+        check_settings(self, intervals)
+        if self.kl_target is not None and self.kl_coef == 0:
+            raise BadInput("--kl-target adapts --kl-coef, which is 0; type --kl-coef 1 as well.")
+        self.batch_size = self.num_steps * self.num_envs
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_updates = self.total_timesteps // self.batch_size
+        if self.batch_size % self.num_minibatches or self.minibatch_size < 2:
+            raise BadInput(
+                f"--num-minibatches {self.num_minibatches} doesn't divide the batch of "
+                f"{self.batch_size} (--num-envs x --num-steps) into equal parts of at least 2."
+            )
+        if self.num_updates < 1:
+            raise BadInput(
+                f"--total-timesteps {self.total_timesteps} is less than one batch of "
+                f"{self.batch_size} (--num-envs x --num-steps), so nothing would be learned."
+            )
+
+
+class RunningMeanStd:
+    """Mean and standard deviation of a stream of arrays, float64 (Welford's update, batched)."""
+
+    def __init__(self, shape=()):
+        self.count = 1e-4  # the weight of the first guess, mean 0 and variance 1
+        self.mean, self.squares = np.zeros(shape), np.full(shape, self.count)
+        self.std = np.ones(shape)
+
+    def update(self, x):
+        """Take in x: (N, ...)."""
+        self.count += len(x)
+        deviation = x - self.mean
+        self.mean = self.mean + deviation.sum(0) / self.count
+        self.squares = self.squares + (deviation * (x - self.mean)).sum(0)
+        self.std = np.sqrt(np.maximum(self.squares / self.count, 1e-8))
+
+    def state_dict(self):
+        return {name: torch.tensor(x, dtype=torch.float64) for name, x in vars(self).items()}
+
+    def load_state_dict(self, state):
+        vars(self).update({name: x.numpy().copy() for name, x in state.items()})
+
+
+def normalize_obs(raw_obs, statistics, clip_obs):
+    """clip((raw_obs - mean) / std, +-clip_obs), as float32; (N, O) -> (N, O)."""
+    # [continuous 6] [continuous 7] Observation normalization (E6) and clipping (E7): statistics
+    # that were never updated have mean 0 and std 1 and change nothing.
+    normalized = (raw_obs - statistics.mean) / statistics.std
+    return normalized.clip(-clip_obs, clip_obs).astype(np.float32)
+
+
+class RewardScaling:
+    """Rewards as the learner sees them.
+
+    "returns": sum = gamma * sum + reward;   scaled = reward / std(sum)
+    "rewards": scaled = mean(reward) + (reward - mean(reward)) / std(reward)
+    then clip(scaled, +-clip_reward). Engstrom et al. (2020), E2 and E5.
+    """
+
+    def __init__(self, args):
+        self.args = args
+        self.statistics = RunningMeanStd()
+        self.discounted_sum = np.zeros(args.num_envs)
+
+    def __call__(self, reward, ended):
+        """Scale reward (N,); `ended` (N,) says whose episode this step ended. -> (N,)"""
+        # [continuous 8] Reward scaling (E2): divide by the running std of the discounted sum of
+        # rewards, which starts anew at any end of an episode. Its mean is never subtracted.
+        self.discounted_sum = self.args.gamma * self.discounted_sum + reward
+        center = 0.0
+        if self.args.reward_scaling == "returns":
+            self.statistics.update(self.discounted_sum)
+        elif self.args.reward_scaling == "rewards":
+            self.statistics.update(reward)
+            center = self.statistics.mean
+        self.discounted_sum = self.discounted_sum * ~ended
+        scaled = center + (reward - center) / self.statistics.std
+        # [continuous 9] Reward clipping (E5).
+        return scaled.clip(-self.args.clip_reward, self.args.clip_reward)
+
+
+def initialized(layer, gain, init):
+    """Initialize a linear layer: "orthogonal" with this gain, "xavier" with gain 1, or "default"."""
+    # [core 2] Orthogonal weights and zero biases (E3).
+    if init == "orthogonal":
+        nn.init.orthogonal_(layer.weight, gain)
+    elif init == "xavier":
+        nn.init.xavier_uniform_(layer.weight)
+    if init != "default":
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    """Policy and value networks over normalized observations."""
+
+    def __init__(self, observation_size, action_size, args):
+        super().__init__()
+        activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[args.activation]
+
+        def hidden():
+            first = initialized(nn.Linear(observation_size, 64), math.sqrt(2), args.init)
+            second = initialized(nn.Linear(64, 64), math.sqrt(2), args.init)
+            return [first, activation(), second, activation()]
+
+        # [continuous 1] The policy network gives the mean of a normal distribution.
+        policy_hidden = hidden()
+        mean_head = initialized(nn.Linear(64, action_size), 0.01, args.init)
+        self.policy = nn.Sequential(*policy_hidden, mean_head)
+        # [core 13] [continuous 4] Separate networks with two hidden layers of 64, tanh (E8). With
+        # --share-network both hold the same hidden layers (and still run them once a head).
+        value_hidden = policy_hidden if args.share_network else hidden()
+        value_head = initialized(nn.Linear(64, 1), 1.0, args.init)
+        self.value = nn.Sequential(*value_hidden, value_head, nn.Flatten(0))
+        # [continuous 2] The log standard deviation doesn't depend on the state: one vector, from 0.
+        self.log_std = nn.Parameter(torch.zeros(action_size))
+
+
+def gaussian_log_prob(action, mean, log_std):
+    """log p(action) = sum over A of -((action - mean) / std)**2 / 2 - log_std - log(2 pi) / 2.
+
+    action, mean: (B, A); log_std: (A,) -> (B,)
+    """
+    assert action.shape == mean.shape and log_std.shape == mean.shape[-1:]
+    # [continuous 3] Independent components: the joint log-probability is the sum of theirs.
+    deviation = (action - mean) * (-log_std).exp()
+    constant = log_std.sum() + 0.5 * math.log(2 * math.pi) * log_std.numel()
+    return -0.5 * deviation.square().sum(-1) - constant
+
+
+def gaussian_entropy(log_std):
+    """entropy = sum over A of log_std + log(2 pi e) / 2; (A,) -> ()"""
+    return log_std.sum() + 0.5 * math.log(2 * math.pi * math.e) * log_std.numel()
+
+
+def gaussian_kl(old_mean, old_log_std, mean, log_std):
+    """KL(old || new) = sum over A of
+    log_std - old_log_std + (old_std**2 + (old_mean - mean)**2) / (2 std**2) - 1/2.
+
+    means: (B, A); log stds: (A,) -> (B,)
+    """
+    assert old_mean.shape == mean.shape and old_log_std.shape == log_std.shape == mean.shape[-1:]
+    squares = (2 * old_log_std).exp() + (old_mean - mean).square()
+    return (log_std - old_log_std + squares / (2 * (2 * log_std).exp()) - 0.5).sum(-1)
+
+
+def compute_gae(reward, value, next_value, terminated, ended, gamma, gae_lambda):
+    """Generalized advantage estimation (Schulman et al. 2015), backwards over a rollout.
+
+    delta[t] = reward[t] + gamma * next_value[t] * (not terminated[t]) - value[t]
+    advantage[t] = delta[t] + gamma * gae_lambda * (not ended[t]) * advantage[t + 1]
+
+    All (T, N). next_value[t] is the value of the observation that step t led to: of the last one
+    of its episode where it ended, never of the reset that follows. -> advantage (T, N)
+    """
+    assert reward.shape == value.shape == next_value.shape == terminated.shape == ended.shape
+    delta = reward + gamma * next_value * ~terminated - value
+    decay = gamma * gae_lambda * ~ended
+    advantage = np.zeros_like(delta)
+    following = np.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantage[t] = following = delta[t] + decay[t] * following
+    return advantage
+
+
+def shuffled_minibatches(batch, args, generator):
+    """Yield tuples of minibatches of the tensors in `batch`, each (B, ...), epoch after epoch."""
+    for _ in range(args.update_epochs):
+        # [core 6] Minibatch updates: every epoch visits each step of the batch exactly once.
+        order = torch.randperm(len(batch[0]), generator=generator).to(batch[0].device)
+        shuffled = (x[order].unflatten(0, (args.num_minibatches, -1)) for x in batch)
+        yield from zip(*shuffled)
+
+
+def policy_and_value_gradients(agent, args, limits, old_log_std, minibatch):
+    """Gradients of PPO's loss on one minibatch, clipped, in the order of agent.parameters().
+
+    loss = -mean(objective) - ent_coef * entropy + vf_coef * value_loss
+    objective = min(ratio * A, clip(ratio, 1 +- clip_coef) * A) - kl_coef * KL(old || new)
+    value_loss = mean(max((V - target)**2, (clip(V, V_old +- clip_value_coef) - target)**2)) / 2
+
+    limits: clip_coef, clip_value_coef, kl_coef as tensors (). minibatch: (M, ...) tensors.
+    -> gradients; policy loss, value loss, entropy and gradient norm (4,); log of the ratio (M,)
+    """
+    clip_coef, clip_value_coef, kl_coef = limits
+    mb_obs, mb_action, mb_log_prob, mb_mean, mb_value, mb_advantage, mb_target = minibatch
+    if args.norm_adv:
+        # [core 7] Advantage normalization, by minibatch.
+        std, center = torch.std_mean(mb_advantage)
+        mb_advantage = (mb_advantage - center) / (std + 1e-8)
+
+    # [core 8] Clipped surrogate objective.
+    mean = agent.policy(mb_obs)
+    log_ratio = gaussian_log_prob(mb_action, mean, agent.log_std) - mb_log_prob
+    ratio = log_ratio.exp()
+    clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    objective = torch.min(ratio * mb_advantage, clipped_ratio * mb_advantage)
+    if args.kl_coef > 0:  # left out at 0, where it changes nothing
+        objective = objective - kl_coef * gaussian_kl(mb_mean, old_log_std, mean, agent.log_std)
+    policy_loss = -objective.mean()
+
+    value = agent.value(mb_obs)
+    square = (value - mb_target).square()
+    if args.clip_vloss:
+        # [core 9] Value-loss clipping (E1), around the values of the rollout.
+        clipped = mb_value + (value - mb_value).clamp(-clip_value_coef, clip_value_coef)
+        square = torch.max(square, (clipped - mb_target).square())
+    value_loss = 0.5 * square.mean()
+
+    # [core 10] One loss for both networks, with an entropy bonus.
+    entropy = gaussian_entropy(agent.log_std)
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    gradients = torch.autograd.grad(loss, list(agent.parameters()))
+    # [core 11] Global gradient clipping (E9): one norm over all parameters.
+    norm = torch.nn.utils.get_total_norm(gradients)
+    scale = (args.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+    gradients = [gradient * scale for gradient in gradients]
+    return gradients, torch.stack([policy_loss, value_loss, entropy, norm]), log_ratio.detach()
+
+
+def adapted_kl_coef(kl_coef, mean_kl, kl_target):
+    """Half below kl_target / 1.5, double above kl_target * 1.5 (PPO paper, section 4)."""
+    if mean_kl < kl_target / 1.5:
+        return kl_coef / 2
+    return kl_coef * 2 if mean_kl > kl_target * 1.5 else kl_coef
+
+
+@torch.no_grad()
+def trust_region(agent, obs, action, old_mean, old_log_std):
+    """Mean of the exact KL(old || new) and maximum of the ratio new / old over a batch."""
+    mean = agent.policy(obs)
+    old_log_prob = gaussian_log_prob(action, old_mean, old_log_std)
+    log_ratio = gaussian_log_prob(action, mean, agent.log_std) - old_log_prob
+    kl = gaussian_kl(old_mean, old_log_std, mean, agent.log_std)
+    return kl.mean().item(), log_ratio.max().exp().item()
+
+
+def approximate_kl(log_ratio):
+    """k1 = mean(-log ratio) and k3 = mean((ratio - 1) - log ratio) of KL(old || new) (Schulman)."""
+    return (-log_ratio).mean(), (log_ratio.exp() - 1 - log_ratio).mean()
+
+
+@torch.inference_mode()
+def collect_heldout(agent, envs, raw_obs, statistics, noise, bounds, args, device):
+    """A second batch of the same policy: own environments and noise, frozen statistics.
+
+    raw_obs (N, O) is where the environments stand, and is moved on. -> obs (B, O), action (B, A)
+    """
+    b_obs, b_action, std = [], [], agent.log_std.exp().cpu().numpy()
+    for step_noise in noise:
+        b_obs.append(normalize_obs(raw_obs, statistics, args.clip_obs))
+        mean = agent.policy(torch.from_numpy(b_obs[-1]).to(device)).cpu().numpy()
+        b_action.append(mean + std * step_noise)
+        for n, sent in enumerate(b_action[-1].clip(*bounds)):
+            raw_obs[n], _, terminated, truncated = envs[n].step(sent)
+            if terminated or truncated:
+                raw_obs[n] = envs[n].reset()
+    return [torch.from_numpy(np.concatenate(x)).to(device) for x in (b_obs, b_action)]
+
+
+def train(args):
+    """Train an agent and return the directory of the run."""
+    torch.set_num_threads(args.threads)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    T, N = args.num_steps, args.num_envs
+    envs = [Environment(args) for _ in range(N)]
+    O, A = envs[0].observation_size, envs[0].action_size
+    bounds = (envs[0].low, envs[0].high) if args.clip_actions else (-math.inf, math.inf)
+
+    torch.manual_seed(args.seed)  # of the initial weights
+    agent = Agent(O, A, args).to(device)
+    generator = torch.Generator().manual_seed(args.seed)  # of action noise and minibatches
+    # [core 3] Adam's epsilon is 1e-5. Adam treats each parameter apart, so a group with a rate of
+    # its own is what an optimizer of its own would be.
+    parameters = list(agent.parameters())  # log_std, the policy's, then what only the value has
+    policy_size = 1 + len(list(agent.policy.parameters()))
+    groups = [{"params": parameters[:policy_size]}, {"params": parameters[policy_size:]}]
+    rates = args.learning_rate, args.value_learning_rate or args.learning_rate
+    optimizer = torch.optim.Adam(groups, lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    obs_statistics, scale_reward = RunningMeanStd(O), RewardScaling(args)
+    kl_coef = torch.tensor(args.kl_coef)
+    compute_gradients = policy_and_value_gradients
+    if args.compile:
+        torch._dynamo.config.trace_autograd_ops = True
+        compute_gradients = torch.compile(compute_gradients, fullgraph=True, dynamic=False)
+
+    parts = {"agent": agent, "optimizer": optimizer, "generator": generator, "kl_coef": kl_coef}
+    parts |= {"obs_statistics": obs_statistics, "reward_statistics": scale_reward.statistics}
+    with Run(args, parts) as run:
+        # [core 1] Vectorized architecture: N environments step in lockstep, and their episodes run
+        # on over the borders of the rollouts.
+        raw_obs = np.stack([env.reset(run.env_seed(n)) for n, env in enumerate(envs)])
+        raw_reward, episode_return, episode_length = np.zeros(N), np.zeros(N), np.zeros(N, int)
+        if args.norm_obs:
+            obs_statistics.update(raw_obs)
+        next_observation = normalize_obs(raw_obs, obs_statistics, args.clip_obs)
+        if args.heldout:
+            heldout_envs = [Environment(args) for _ in range(N)]
+            heldout_raw_obs = [e.reset(run.env_seed(n, 1)) for n, e in enumerate(heldout_envs)]
+            heldout_raw_obs = np.stack(heldout_raw_obs)
+            heldout_generator = torch.Generator().manual_seed(run.env_seed(N, 1) % 2**63)
+
+        for update in range(run.update + 1, args.num_updates + 1):
+            # [core 4] Learning-rate annealing (E4): factor 1 at the first update, 1/K at the last.
+            remaining = 1.0 - (update - 1) / args.num_updates
+            for group, rate in zip(optimizer.param_groups, rates):
+                group["lr"] = rate * remaining if args.anneal_lr else rate
+            # [aux 1] Clip-range annealing, by the same factor.
+            clip_factor = remaining if args.anneal_clip else 1.0
+            clips = args.clip_coef * clip_factor, args.clip_value_coef * clip_factor
+            limits = [torch.tensor(x).to(device) for x in (*clips, kl_coef.item())]
+
+            # ---- Rollout ----
+            obs, action = np.zeros((T, N, O), np.float32), np.zeros((T, N, A), np.float32)
+            reward, final_obs = np.zeros((T, N)), []
+            terminated, truncated, ended = np.zeros((3, T, N), bool)
+            noise = torch.randn(T, N, A, generator=generator).numpy()
+            old_log_std = agent.log_std.detach().clone()
+            std = old_log_std.exp().cpu().numpy()
+            for t in range(T):
+                run.global_step += N
+                obs[t] = next_observation
+                with torch.inference_mode():
+                    mean = agent.policy(torch.from_numpy(next_observation).to(device))
+                action[t] = mean.cpu().numpy() + std * noise[t]
+                # [continuous 5] Action clipping: the environment gets the clipped action, the
+                # batch keeps the one that was drawn.
+                for n, sent in enumerate(action[t].clip(*bounds)):
+                    raw_obs[n], raw_reward[n], terminated[t, n], truncated[t, n] = envs[n].step(
+                        sent
+                    )
+                ended[t] = terminated[t] | truncated[t]
+                episode_return += raw_reward
+                episode_length += 1
+                for n in np.flatnonzero(ended[t]):
+                    run.episode(episode_return[n], episode_length[n])
+                    episode_return[n] = episode_length[n] = 0
+                    last = normalize_obs(raw_obs[n], obs_statistics, args.clip_obs)
+                    final_obs.append((t, n, last))
+                    raw_obs[n] = envs[n].reset()
+                reward[t] = scale_reward(raw_reward, ended[t])
+                if args.norm_obs:
+                    obs_statistics.update(raw_obs)
+                next_observation = normalize_obs(raw_obs, obs_statistics, args.clip_obs)
+            if args.heldout:
+                noise = torch.randn(T, N, A, generator=heldout_generator).numpy()
+                heldout = collect_heldout(
+                    agent,
+                    heldout_envs,
+                    heldout_raw_obs,
+                    obs_statistics,
+                    noise,
+                    bounds,
+                    args,
+                    device,
+                )
+
+            # ---- Advantages ----
+            # The network hasn't changed since the rollout, so what it says of the whole batch is
+            # computed now, in three large passes instead of many small ones.
+            next_obs = np.concatenate([obs[1:], next_observation[None]])
+            for t, n, last in final_obs:
+                next_obs[t, n] = last
+            b_obs = torch.from_numpy(obs).flatten(0, 1).to(device)
+            b_action = torch.from_numpy(action).flatten(0, 1).to(device)
+            b_next_obs = torch.from_numpy(next_obs).flatten(0, 1).to(device)
+            with torch.no_grad():
+                b_mean, b_value = agent.policy(b_obs), agent.value(b_obs)
+                b_next_value = agent.value(b_next_obs)
+                b_log_prob = gaussian_log_prob(b_action, b_mean, old_log_std)
+                if args.heldout:
+                    heldout_mean = agent.policy(heldout[0])
+            # [core 5] Generalized advantage estimation; the value's target is advantage + value.
+            value = b_value.cpu().numpy().reshape(T, N)
+            next_value = b_next_value.cpu().numpy().reshape(T, N)
+            no_bootstrap = terminated if args.bootstrap_on_truncation else ended
+            advantage = compute_gae(
+                reward, value, next_value, no_bootstrap, ended, args.gamma, args.gae_lambda
+            )
+            b_advantage = torch.from_numpy(advantage.astype(np.float32)).flatten().to(device)
+            b_target = b_advantage + b_value
+
+            # ---- Update ----
+            batch = b_obs, b_action, b_log_prob, b_mean, b_value, b_advantage, b_target
+            losses, log_ratios = [], []
+            for minibatch in shuffled_minibatches(batch, args, generator):
+                gradients, loss, log_ratio = compute_gradients(
+                    agent, args, limits, old_log_std, minibatch
+                )
+                losses.append(loss)
+                log_ratios.append(log_ratio)
+                # [aux 3] Early stopping by KL: before the step, and out of all epochs.
+                if args.target_kl is not None and approximate_kl(log_ratio)[1] > args.target_kl:
+                    break
+                for parameter, gradient in zip(parameters, gradients):
+                    parameter.grad = gradient
+                optimizer.step()
+
+            # ---- Report ----
+            # [core 12] Debug variables: means over all minibatches of the update.
+            names = "policy_loss", "value_loss", "entropy", "grad_norm"
+            losses, log_ratio = torch.stack(losses).cpu(), torch.stack(log_ratios)
+            check_losses(names, losses, args.num_minibatches)
+            report = {f"losses/{name}": x for name, x in zip(names, losses.mean(0).tolist())}
+            old_approx_kl, approx_kl = approximate_kl(log_ratio)
+            report["losses/old_approx_kl"] = old_approx_kl.item()
+            report["losses/approx_kl"] = approx_kl.item()
+            clipped = (log_ratio.exp() - 1).abs() > limits[0]
+            report["losses/clipfrac"] = clipped.float().mean().item()
+            unexplained = (b_target - b_value).var() / b_target.var()
+            report["losses/explained_variance"] = 1 - unexplained.item()
+            report["losses/minibatches"] = len(losses)
+            report["charts/learning_rate"], report["charts/value_learning_rate"] = (
+                group["lr"] for group in optimizer.param_groups
+            )
+            report["charts/clip_coef"], _, report["charts/kl_coef"] = (x.item() for x in limits)
+            # Is there a trust region? (Engstrom et al., figures 2 to 4)
+            kl, ratio = trust_region(agent, b_obs, b_action, b_mean, old_log_std)
+            report |= {"trust_region/mean_kl": kl, "trust_region/max_ratio": ratio}
+            if args.kl_target is not None:
+                kl_coef.fill_(adapted_kl_coef(kl_coef.item(), kl, args.kl_target))
+            if args.heldout:
+                kl, ratio = trust_region(agent, *heldout, heldout_mean, old_log_std)
+                report |= {
+                    "trust_region/heldout_mean_kl": kl,
+                    "trust_region/heldout_max_ratio": ratio,
+                }
+            run.end_update(report)
+    return run.directory
+
+
+# ==== Plumbing ====
+# Settings, environments, run directory, checkpoint and resume: nothing about the algorithm, and
+# the same to the letter in every script.
+
+
+class BadInput(Exception):
+    """What was given can't be used: one line, exit status 2."""
+
+
+class RunFailed(Exception):
+    """The run can't go on (non-finite value, failing environment): one line, exit status 1."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM, after the update that was running: exit status 130 or 143."""
+
+
+def check_settings(args, intervals):
+    """Raise BadInput unless named numbers lie in their interval and choices are known ones."""
+    for interval, names in intervals.items():
+        low, high = (float(end) for end in interval[1:-1].split(","))
+        for name in names.split():
+            x = getattr(args, name)
+            if x is None or low < x < high or f"[{x:g}" in interval or f"{x:g}]" in interval:
+                continue
+            raise BadInput(f"--{name.replace('_', '-')} is {x}; allowed is {interval}.")
+    for field in dataclasses.fields(args):
+        if typing.get_origin(field.type) is Literal:
+            x, choices = getattr(args, field.name), typing.get_args(field.type)
+            if x not in choices:
+                raise BadInput(f"--{field.name} is {x}; allowed is one of {', '.join(choices)}.")
+
+
+def parse_args(args_class, argv):
+    """Command line -> settings. With --resume the run's own are the defaults and must stay."""
+    video, log = "record a video later: python evaluate.py RUN --video DIR", "TensorBoard files"
+    saved, sweep = "checkpoint.pt is always in the run directory", "name the run by --runs-dir"
+    elsewhere = {"capture-video": video, "save-model": saved, "upload-model": saved}
+    elsewhere |= {"track": log + " are always in the run directory", "exp-name": sweep}
+    for option in argv:
+        name = re.sub("=.*", "", option).replace("_", "-").removeprefix("--").removeprefix("no-")
+        name = "track" if name.startswith("wandb-") else name.replace("hf-entity", "upload-model")
+        if option.startswith("--") and name in elsewhere:
+            raise BadInput(f"{option} is not an option here: {elsewhere[name]}.")
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--resume")
+    resume = finder.parse_known_args(argv)[0].resume
+    if resume is None:
+        return tyro.cli(args_class, args=argv)
+    saved = load_config(args_class, resume)
+    args = tyro.cli(args_class, args=argv, default=saved)
+    for field in dataclasses.fields(args):
+        before, now = getattr(saved, field.name), getattr(args, field.name)
+        free = field.name in ("total_timesteps", "resume", "checkpoint_every", "runs_dir")
+        if field.init and not free and now != before:
+            option = "--" + field.name.replace("_", "-")
+            raise BadInput(f"{option} is {now}, but this run has {before}; leave {option} out.")
+    return args
+
+
+def load_config(args_class, run):
+    """Settings of the run in this directory, which must be one of this script."""
+    try:
+        config = json.loads(Path(run, "config.json").read_text())
+        script, settings = config["script"], config["settings"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BadInput(f"{run} is no run directory: it has no readable config.json.") from None
+    if script != Path(__file__).stem:
+        raise BadInput(f"{run} is a run of {script}.py; type python {script}.py --resume {run}")
+    types = {field.name: str(field.type) for field in dataclasses.fields(args_class) if field.init}
+    if not isinstance(settings, dict) or set(settings) != set(types):
+        raise BadInput(f"{run}/config.json has not the settings of this version of {script}.py.")
+    for name, x in settings.items():
+        settings[name] = float(x) if x == "inf" and "float" in types[name] else x
+    return args_class(**settings)
+
+
+class Environment:
+    """gymnasium.make with flat float64 observations; what goes wrong in it ends in one line."""
+
+    def __init__(self, args, render_mode=None):
+        try:
+            kwargs = json.loads(args.env_kwargs)
+            self.env = gym.make(args.env_id, render_mode=render_mode, **kwargs)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise BadInput(f"--env-id {args.env_id} {args.env_kwargs}: {reason}") from None
+        space, action_space = self.env.observation_space, self.env.action_space
+        if not space.is_np_flattenable or gym.spaces.flatdim(space) == 0:
+            kinds = "Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple"
+            raise BadInput(f"{args.env_id} has observations {space}; allowed are {kinds}.")
+        if not isinstance(action_space, gym.spaces.Box) or action_space.dtype.kind != "f":
+            raise BadInput(f"{args.env_id} has actions {action_space}; allowed is Box of floats.")
+        self.observation_size = gym.spaces.flatdim(space)
+        self.action_size = math.prod(action_space.shape)
+        self.low, self.high = action_space.low.flatten(), action_space.high.flatten()
+        self.is_flat = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+
+    def reset(self, seed=None):
+        """-> observation (O,)"""
+        return self.observe(self.guarded(self.env.reset, seed=seed)[0])
+
+    def step(self, action):
+        """Act with (A,) -> observation (O,), raw reward, terminated, truncated"""
+        space = self.env.action_space
+        action = action.astype(space.dtype, copy=False).reshape(space.shape)
+        obs, reward, terminated, truncated, _ = self.guarded(self.env.step, action)
+        if not math.isfinite(reward):
+            raise RunFailed(f"the environment's reward is {reward}")
+        return self.observe(obs), reward, terminated, truncated
+
+    def observe(self, obs):
+        if not self.is_flat:
+            obs = self.guarded(gym.spaces.flatten, self.env.observation_space, obs)
+        obs = np.asarray(obs, np.float64)
+        if obs.shape != (self.observation_size,):
+            raise RunFailed(f"the environment's observation has shape {obs.shape}")
+        if not np.isfinite(obs).all():
+            raise RunFailed(f"the environment's observation has {obs[~np.isfinite(obs)][0]} in it")
+        return obs
+
+    def guarded(self, function, *args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(where.filename).name}, line {where.lineno}"
+            raise RunFailed(f"the environment raised {error!r} in {where}") from error
+
+
+def check_losses(names, losses, num_minibatches):
+    """Raise RunFailed at the first non-finite entry of losses (minibatches, names)."""
+    for i, name in (~losses.isfinite()).nonzero()[:1].tolist():
+        where = f"epoch {i // num_minibatches + 1}, minibatch {i % num_minibatches + 1}"
+        raise RunFailed(f"{names[name]} is {losses[i, name]} in {where}")
+
+
+class Run:
+    """The directory of a run: config.json, two CSVs, TensorBoard events, checkpoint.pt, lock.
+
+    `parts` is what a checkpoint holds beside the counters: modules, optimizers, statistics,
+    generators, tensors. The checkpoint is always that of the last completed update.
+    """
+
+    def __init__(self, args, parts):
+        self.args, self.parts, self.script = args, parts, Path(__file__).stem
+        self.update = self.global_step = self.signal = 0
+        self.start, self.seconds, self.episodes = time.perf_counter(), 0.0, []
+        self.last_returns = collections.deque(maxlen=100)
+        name = f"{args.env_id}__{self.script}__s{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+        name = re.sub(r"[^\w.-]+", "-", f"{name}-{secrets.token_hex(3)}")
+        self.directory = Path(args.resume or Path(args.runs_dir, name))
+
+    def __enter__(self):
+        args, script = self.args, self.script
+        if not args.resume:
+            self.directory.mkdir(parents=True)
+        self.lock = open(self.directory / "lock", "w")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BadInput(f"{self.directory} is being trained by another process.") from None
+        if args.resume:
+            self.restore()
+        packages = "torch", "gymnasium", "mujoco", "ale-py", "numpy"
+        installed = {d.name: d.version for d in importlib.metadata.distributions()}
+        versions = {name: installed[name] for name in packages if name in installed}
+        git = ["git", "-C", Path(__file__).parent, "rev-parse", "HEAD"]
+        git = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+        settings = {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init}
+        infinite = {name: "inf" for name, x in settings.items() if x == math.inf}
+        config = {"script": script, "settings": settings | infinite | {"resume": None}}
+        config |= {"command": shlex.join(sys.argv), "git_commit": git or None}
+        config |= {"versions": {"python": sys.version.split()[0]} | versions}
+        (self.directory / "config.json").write_text(json.dumps(config, indent=1, allow_nan=False))
+        self.files = [open(self.directory / f"{x}.csv", "a") for x in ("episodes", "updates")]
+        self.writer = SummaryWriter(self.directory, purge_step=self.global_step or None)
+        self.restart, total = self.update, args.num_updates * args.batch_size
+        print(f"{script}.py on {args.env_id}, seed {args.seed}, into {self.directory}")
+        print(f"{args.num_updates} updates × {args.batch_size} steps = {total:,} steps", flush=True)
+        self.bar = tqdm(total=total, initial=self.global_step, unit="step", unit_scale=True)
+        self.handlers = {}
+        if threading.current_thread() is threading.main_thread():
+            numbers = signal.SIGINT, signal.SIGTERM
+            self.handlers = {number: signal.signal(number, self.interrupt) for number in numbers}
+        self.snapshot()
+        if not args.resume:
+            self.save()
+        return self
+
+    def env_seed(self, environment, stream=0):
+        """A 128-bit seed; the restarts and streams (1: held-out) of a run never share one."""
+        entropy = self.args.seed, environment, self.restart
+        words = np.random.SeedSequence(entropy, spawn_key=(stream,)).generate_state(4)
+        return int.from_bytes(words.tobytes(), "little")
+
+    def episode(self, episodic_return, episodic_length):
+        self.last_returns.append(episodic_return)
+        row = self.global_step, self.elapsed(), float(episodic_return), int(episodic_length)
+        self.episodes.append(row)
+
+    def elapsed(self):
+        return round(self.seconds + time.perf_counter() - self.start, 3)
+
+    def end_update(self, report):
+        """Write the rows of an update, move the checkpoint on, and stop if a signal came."""
+        self.update += 1
+        returns = [row[2] for row in self.episodes]
+        head = {"global_step": self.global_step, "update": self.update, "seconds": self.elapsed()}
+        head |= {"episodes": len(returns), "mean_return": np.mean(returns) if returns else math.nan}
+        columns = "global_step", "seconds", "episodic_return", "episodic_length"
+        row = head | {name.split("/")[-1]: x for name, x in report.items()}
+        tables = (columns, self.episodes), (row, [tuple(row.values())])
+        for file, (names, rows) in zip(self.files, tables):
+            lines = rows if file.tell() else [names, *rows]
+            file.writelines(",".join(map(str, line)) + "\n" for line in lines)
+            file.flush()
+        for step, _, episodic_return, episodic_length in self.episodes:
+            self.writer.add_scalar("charts/episodic_return", episodic_return, step)
+            self.writer.add_scalar("charts/episodic_length", episodic_length, step)
+        done = self.global_step - self.restart * self.args.batch_size
+        report["charts/SPS"] = done / (time.perf_counter() - self.start)
+        for name, x in report.items():
+            self.writer.add_scalar(name, x, self.global_step)
+        self.episodes = []
+        self.snapshot()
+        if self.update % self.args.checkpoint_every == 0 or self.update == self.args.num_updates:
+            self.save()
+        mean = f"{np.mean(self.last_returns):.1f}" if self.last_returns else "-"
+        self.bar.set_postfix_str(f"return {mean}", refresh=False)
+        self.bar.update(self.args.batch_size)
+        if self.signal:
+            raise Interrupted(f"stopped by {signal.Signals(self.signal).name}")
+
+    def snapshot(self):
+        parts = {name: part_state(part) for name, part in self.parts.items()}
+        counters = {"update": self.update, "global_step": self.global_step}
+        counters |= {"seconds": self.elapsed(), "last_returns": list(map(float, self.last_returns))}
+        self.state = copy.deepcopy({"script": self.script, "counters": counters, "parts": parts})
+
+    def save(self):
+        path = self.directory / "checkpoint.pt"
+        with open(path.with_suffix(".tmp"), "wb") as file:
+            torch.save(self.state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path.with_suffix(".tmp"), path)
+
+    def restore(self):
+        try:
+            state = torch.load(self.directory / "checkpoint.pt", weights_only=True)
+            for name, part in self.parts.items():
+                load_part(part, state["parts"][name])
+            counters = state["counters"]
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            raise BadInput(f"{self.directory}/checkpoint.pt can't be used: {reason}") from None
+        self.update, self.global_step = counters["update"], counters["global_step"]
+        self.seconds = counters["seconds"]
+        self.last_returns.extend(counters["last_returns"])
+        if self.update >= self.args.num_updates:
+            raise BadInput(f"{self.directory} is complete; type --total-timesteps to go on.")
+        for path in self.directory.glob("*.csv"):  # drop rows beyond the checkpoint, a torn one too
+            lines = path.read_text().splitlines(keepends=True)
+            kept = [
+                x for x in lines[1:] if x[-1] == "\n" and int(x.split(",")[0]) <= self.global_step
+            ]
+            path.with_suffix(".tmp").write_text("".join(lines[:1] + kept))
+            os.replace(path.with_suffix(".tmp"), path)
+
+    def interrupt(self, number, frame):
+        if self.signal:
+            raise KeyboardInterrupt
+        self.signal = number
+        print("\nstopping after this update", file=sys.stderr)
+
+    def __exit__(self, kind, error, trace):
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        self.bar.close()
+        self.writer.close()
+        self.save()
+        for file in [*self.files, self.lock]:
+            file.close()
+        resume = f"python {self.script}.py --resume {shlex.quote(str(self.directory))}"
+        if isinstance(error, RunFailed):
+            where = f"at global step {self.global_step}, update {self.update + 1}"
+            error.args = (f"{error} ({where}, seed {self.args.seed})",)
+        elif error is None:
+            mean = np.mean(self.last_returns) if self.last_returns else math.nan
+            print(f"mean return of the last {len(self.last_returns)} episodes: {mean:.1f}")
+            print(f"python evaluate.py {shlex.quote(str(self.directory))}")
+        if isinstance(error, (Interrupted, KeyboardInterrupt)):
+            print(f"go on with: {resume}", file=sys.stderr)
+
+
+def part_state(part):
+    if isinstance(part, torch.Tensor):
+        return part
+    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
+
+
+def load_part(part, state):
+    if isinstance(part, torch.Tensor):
+        part.copy_(state)
+    elif isinstance(part, torch.Generator):
+        part.set_state(state)
+    else:
+        part.load_state_dict(state)
+
+
+def launch(train, args_class, argv):
+    """Train with the settings of a command line; return the exit status."""
+    try:
+        train(parse_args(args_class, sys.argv[1:] if argv is None else argv))
+    except (BadInput, RunFailed, Interrupted, KeyboardInterrupt, OSError) as error:
+        print(f"{Path(__file__).name}: {error or 'stopped at once'}", file=sys.stderr)
+        if isinstance(error, Interrupted) and "SIGTERM" in str(error):
+            return 143
+        if isinstance(error, (Interrupted, KeyboardInterrupt)):
+            return 130
+        return 2 if isinstance(error, BadInput) else 1
+    return 0
+
+
+def main(argv=None):
+    return launch(train, Args, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
