@@ -71,7 +71,7 @@ from tqdm import tqdm
 
 @dataclasses.dataclass
 class Args:
-    """The settings of a run. Numbers take "inf"; where a value switches a detail off, it says so."""
+    """Settings of a run. Numbers take "inf"; a value that switches a detail off is named."""
 
     env_id: str = "Hopper-v5"  # any id that gymnasium.make takes, "module:Env-v0" included
     env_kwargs: str = "{}"  # keyword arguments of gymnasium.make, as JSON
@@ -219,7 +219,7 @@ class RewardScaling:
 
 
 def initialized(layer, gain, init):
-    """Initialize a linear layer: "orthogonal" with this gain, "xavier" with gain 1, or "default"."""
+    """Initialize a linear layer: orthogonal with this gain, Xavier with gain 1, or not at all."""
     # [core 2] Orthogonal weights and zero biases (E3).
     if init == "orthogonal":
         nn.init.orthogonal_(layer.weight, gain)
@@ -354,7 +354,8 @@ def policy_and_value_gradients(agent, args, limits, old_log_std, minibatch):
     norm = torch.nn.utils.get_total_norm(gradients)
     scale = (args.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
     gradients = [gradient * scale for gradient in gradients]
-    return gradients, torch.stack([policy_loss, value_loss, entropy, norm]), log_ratio.detach()
+    losses = torch.stack([policy_loss, value_loss, entropy, norm]).detach()
+    return gradients, losses, log_ratio.detach()
 
 
 def adapted_kl_coef(kl_coef, mean_kl, kl_target):
