@@ -38,35 +38,13 @@ Reading order: Args, then `train` from top to bottom, each function when the loo
 stands below the line "Plumbing" may be skipped.
 """
 
-import argparse
-import collections
-import copy
 import dataclasses
-import fcntl
-import importlib.metadata
-import json
 import math
-import os
-import re
-import secrets
-import shlex
-import signal
-import subprocess
-import sys
-import threading
-import time
-import traceback
-import typing
-from pathlib import Path
 from typing import Literal
 
-import gymnasium as gym
 import numpy as np
 import torch
-import tyro
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 
 @dataclasses.dataclass
@@ -76,9 +54,7 @@ class Args:
     env_id: str = "Hopper-v5"  # any id that gymnasium.make takes, "module:Env-v0" included
     env_kwargs: str = "{}"  # keyword arguments of gymnasium.make, as JSON
     seed: int = 1  # of environments, initial weights, noise and minibatches
-    total_timesteps: int = (
-        1_000_000  # agent steps, all environments together; whole updates are run
-    )
+    total_timesteps: int = 1_000_000  # steps of all environments together, cut to whole updates
     num_envs: int = 1  # N, environments stepped in lockstep
     num_steps: int = 2048  # T, steps of each environment per update
 
@@ -113,9 +89,7 @@ class Args:
     reward_scaling: Literal["returns", "rewards", "none"] = "returns"  # running std of what divides
     clip_reward: float = 10.0  # range of scaled rewards; inf: off
 
-    heldout: bool = (
-        False  # measure KL and ratio on a second batch too (twice the environment steps)
-    )
+    heldout: bool = False  # measure KL and ratio on a second batch too, at twice the env steps
     compile: bool = False  # compile the minibatch step (needs a C++ compiler; pays after a minute)
     threads: int = 1  # of PyTorch; more is slower for networks this small
     cuda: bool = False  # use a GPU; networks this small train faster on a CPU
@@ -129,9 +103,9 @@ class Args:
     num_updates: int = dataclasses.field(init=False)  # K
 
     def __post_init__(self):
+        counts = "total_timesteps num_envs num_steps num_minibatches update_epochs threads"
         intervals = {
-            "[1, inf)": "total_timesteps num_envs num_steps num_minibatches update_epochs threads "
-            "checkpoint_every",
+            "[1, inf)": counts + " checkpoint_every",
             "[0, 1]": "gamma gae_lambda",
             "[0, inf)": "kl_coef vf_coef",
             "[0, 1e18]": "seed",
@@ -142,19 +116,18 @@ class Args:
         check_settings(self, intervals)
         if self.kl_target is not None and self.kl_coef == 0:
             raise BadInput("--kl-target adapts --kl-coef, which is 0; type --kl-coef 1 as well.")
-        self.batch_size = self.num_steps * self.num_envs
+        self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_updates = self.total_timesteps // self.batch_size
+        batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
         if self.batch_size % self.num_minibatches or self.minibatch_size < 2:
+            parts = f"--num-minibatches {self.num_minibatches} equal parts of at least 2 steps"
             raise BadInput(
-                f"--num-minibatches {self.num_minibatches} doesn't divide the batch of "
-                f"{self.batch_size} (--num-envs x --num-steps) into equal parts of at least 2."
+                f"{batch} can't be cut into {parts}; type a divisor of {self.batch_size}."
             )
         if self.num_updates < 1:
-            raise BadInput(
-                f"--total-timesteps {self.total_timesteps} is less than one batch of "
-                f"{self.batch_size} (--num-envs x --num-steps), so nothing would be learned."
-            )
+            total = f"--total-timesteps is {self.total_timesteps}"
+            raise BadInput(f"{total}, less than {batch}; type {self.batch_size} or more.")
 
 
 class RunningMeanStd:
@@ -542,30 +515,30 @@ def train(args):
             names = "policy_loss", "value_loss", "entropy", "grad_norm"
             losses, log_ratio = torch.stack(losses).cpu(), torch.stack(log_ratios)
             check_losses(names, losses, args.num_minibatches)
-            report = {f"losses/{name}": x for name, x in zip(names, losses.mean(0).tolist())}
             old_approx_kl, approx_kl = approximate_kl(log_ratio)
-            report["losses/old_approx_kl"] = old_approx_kl.item()
-            report["losses/approx_kl"] = approx_kl.item()
             clipped = (log_ratio.exp() - 1).abs() > limits[0]
-            report["losses/clipfrac"] = clipped.float().mean().item()
             unexplained = (b_target - b_value).var() / b_target.var()
-            report["losses/explained_variance"] = 1 - unexplained.item()
-            report["losses/minibatches"] = len(losses)
-            report["charts/learning_rate"], report["charts/value_learning_rate"] = (
-                group["lr"] for group in optimizer.param_groups
-            )
-            report["charts/clip_coef"], _, report["charts/kl_coef"] = (x.item() for x in limits)
+            report = {f"losses/{name}": x for name, x in zip(names, losses.mean(0).tolist())}
+            report |= {
+                "losses/old_approx_kl": old_approx_kl.item(),
+                "losses/approx_kl": approx_kl.item(),
+                "losses/clipfrac": clipped.float().mean().item(),
+                "losses/explained_variance": 1 - unexplained.item(),
+                "losses/minibatches": len(losses),
+                "charts/learning_rate": optimizer.param_groups[0]["lr"],
+                "charts/value_learning_rate": optimizer.param_groups[1]["lr"],
+                "charts/clip_coef": limits[0].item(),
+                "charts/kl_coef": limits[2].item(),
+            }
             # Is there a trust region? (Engstrom et al., figures 2 to 4)
-            kl, ratio = trust_region(agent, b_obs, b_action, b_mean, old_log_std)
-            report |= {"trust_region/mean_kl": kl, "trust_region/max_ratio": ratio}
-            if args.kl_target is not None:
-                kl_coef.fill_(adapted_kl_coef(kl_coef.item(), kl, args.kl_target))
+            mean_kl, max_ratio = trust_region(agent, b_obs, b_action, b_mean, old_log_std)
+            report |= {"trust_region/mean_kl": mean_kl, "trust_region/max_ratio": max_ratio}
             if args.heldout:
                 kl, ratio = trust_region(agent, *heldout, heldout_mean, old_log_std)
-                report |= {
-                    "trust_region/heldout_mean_kl": kl,
-                    "trust_region/heldout_max_ratio": ratio,
-                }
+                report |= {"trust_region/heldout_mean_kl": kl}
+                report |= {"trust_region/heldout_max_ratio": ratio}
+            if args.kl_target is not None:
+                kl_coef.fill_(adapted_kl_coef(kl_coef.item(), mean_kl, args.kl_target))
             run.end_update(report)
     return run.directory
 
@@ -573,6 +546,30 @@ def train(args):
 # ==== Plumbing ====
 # Settings, environments, run directory, checkpoint and resume: nothing about the algorithm, and
 # the same to the letter in every script.
+
+import argparse
+import collections
+import copy
+import fcntl
+import importlib.metadata
+import json
+import os
+import re
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import typing
+from pathlib import Path
+
+import gymnasium as gym
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
 
 
 class BadInput(Exception):
@@ -593,9 +590,10 @@ def check_settings(args, intervals):
         low, high = (float(end) for end in interval[1:-1].split(","))
         for name in names.split():
             x = getattr(args, name)
-            if x is None or low < x < high or f"[{x:g}" in interval or f"{x:g}]" in interval:
-                continue
-            raise BadInput(f"--{name.replace('_', '-')} is {x}; allowed is {interval}.")
+            above = x is None or x > low or (x == low and interval[0] == "[")
+            below = x is None or x < high or (x == high and interval[-1] == "]")
+            if not (above and below):
+                raise BadInput(f"--{name.replace('_', '-')} is {x}; allowed is {interval}.")
     for field in dataclasses.fields(args):
         if typing.get_origin(field.type) is Literal:
             x, choices = getattr(args, field.name), typing.get_args(field.type)
