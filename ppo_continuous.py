@@ -375,7 +375,7 @@ def train(args):
     """Train an agent and return the directory of the run."""
     torch.set_num_threads(args.threads)
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    device = choose_device(args.cuda)
     T, N = args.num_steps, args.num_envs
     envs = [Environment(args) for _ in range(N)]
     O, A = envs[0].observation_size, envs[0].action_size
@@ -393,11 +393,7 @@ def train(args):
     optimizer = torch.optim.Adam(groups, lr=args.learning_rate, eps=args.adam_eps, fused=True)
     obs_statistics, scale_reward = RunningMeanStd(O), RewardScaling(args)
     kl_coef = torch.tensor(args.kl_coef)
-    compute_gradients = policy_and_value_gradients
-    if args.compile:
-        torch._dynamo.config.trace_autograd_ops = True
-        compute_gradients = torch.compile(compute_gradients, fullgraph=True, dynamic=False)
-
+    compute_gradients = compiled(policy_and_value_gradients, args.compile)
     parts = {"agent": agent, "optimizer": optimizer, "generator": generator, "kl_coef": kl_coef}
     parts |= {"obs_statistics": obs_statistics, "reward_statistics": scale_reward.statistics}
     with Run(args, parts) as run:
@@ -557,6 +553,7 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -642,16 +639,20 @@ def load_config(args_class, run):
         raise BadInput(f"{run}/config.json has not the settings of this version of {script}.py.")
     for name, x in settings.items():
         settings[name] = float(x) if x == "inf" and "float" in types[name] else x
-    return args_class(**settings)
+    try:
+        return args_class(**settings)
+    except TypeError as error:
+        raise BadInput(f"{run}/config.json: {error}.") from None
 
 
 class Environment:
     """gymnasium.make with flat float64 observations; what goes wrong in it ends in one line."""
 
     def __init__(self, args, render_mode=None):
+        render = {"render_mode": render_mode} if render_mode else {}
         try:
             kwargs = json.loads(args.env_kwargs)
-            self.env = gym.make(args.env_id, render_mode=render_mode, **kwargs)
+            self.env = gym.make(args.env_id, **kwargs, **render)
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(f"--env-id {args.env_id} {args.env_kwargs}: {reason}") from None
@@ -659,7 +660,8 @@ class Environment:
         if not space.is_np_flattenable or gym.spaces.flatdim(space) == 0:
             kinds = "Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple"
             raise BadInput(f"{args.env_id} has observations {space}; allowed are {kinds}.")
-        if not isinstance(action_space, gym.spaces.Box) or action_space.dtype.kind != "f":
+        is_box = isinstance(action_space, gym.spaces.Box) and math.prod(action_space.shape) > 0
+        if not is_box or action_space.dtype.kind != "f":
             raise BadInput(f"{args.env_id} has actions {action_space}; allowed is Box of floats.")
         self.observation_size = gym.spaces.flatdim(space)
         self.action_size = math.prod(action_space.shape)
@@ -698,6 +700,23 @@ class Environment:
             raise RunFailed(f"the environment raised {error!r} in {where}") from error
 
 
+def choose_device(cuda):
+    if cuda and not torch.cuda.is_available():
+        print("--cuda: there is no CUDA device, so this runs on the CPU")
+    return torch.device("cuda" if cuda and torch.cuda.is_available() else "cpu")
+
+
+def compiled(function, wanted):
+    """The function as one compiled graph, torch.autograd.grad in it, or an error; or as it is."""
+    if not wanted:
+        return function
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None and shutil.which("clang++") is None:
+        raise BadInput(f"--compile needs a C++ compiler, and there is no {compiler}; install it.")
+    torch._dynamo.config.trace_autograd_ops = True
+    return torch.compile(function, fullgraph=True, dynamic=False)
+
+
 def check_losses(names, losses, num_minibatches):
     """Raise RunFailed at the first non-finite entry of losses (minibatches, names)."""
     for i, name in (~losses.isfinite()).nonzero()[:1].tolist():
@@ -724,7 +743,10 @@ class Run:
     def __enter__(self):
         args, script = self.args, self.script
         if not args.resume:
-            self.directory.mkdir(parents=True)
+            try:
+                self.directory.mkdir(parents=True)
+            except OSError as error:
+                raise BadInput(f"--runs-dir {args.runs_dir}: {error.strerror}.") from None
         self.lock = open(self.directory / "lock", "w")
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -742,13 +764,17 @@ class Run:
         config = {"script": script, "settings": settings | infinite | {"resume": None}}
         config |= {"command": shlex.join(sys.argv), "git_commit": git or None}
         config |= {"versions": {"python": sys.version.split()[0]} | versions}
-        (self.directory / "config.json").write_text(json.dumps(config, indent=1, allow_nan=False))
+        path = self.directory / "config.json"
+        path.with_suffix(".tmp").write_text(json.dumps(config, indent=1, allow_nan=False))
+        os.replace(path.with_suffix(".tmp"), path)
         self.files = [open(self.directory / f"{x}.csv", "a") for x in ("episodes", "updates")]
         self.writer = SummaryWriter(self.directory, purge_step=self.global_step or None)
         self.restart, total = self.update, args.num_updates * args.batch_size
         print(f"{script}.py on {args.env_id}, seed {args.seed}, into {self.directory}")
         print(f"{args.num_updates} updates × {args.batch_size} steps = {total:,} steps", flush=True)
-        self.bar = tqdm(total=total, initial=self.global_step, unit="step", unit_scale=True)
+        seconds = 0.2 if sys.stderr.isatty() else 30  # between lines of the bar
+        bar = {"unit": "step", "unit_scale": True, "mininterval": seconds}
+        self.bar = tqdm(total=total, initial=self.global_step, **bar)
         self.handlers = {}
         if threading.current_thread() is threading.main_thread():
             numbers = signal.SIGINT, signal.SIGTERM
@@ -799,7 +825,7 @@ class Run:
         mean = f"{np.mean(self.last_returns):.1f}" if self.last_returns else "-"
         self.bar.set_postfix_str(f"return {mean}", refresh=False)
         self.bar.update(self.args.batch_size)
-        if self.signal:
+        if self.signal and self.update < self.args.num_updates:
             raise Interrupted(f"stopped by {signal.Signals(self.signal).name}")
 
     def snapshot(self):
