@@ -354,21 +354,23 @@ def approximate_kl(log_ratio):
 
 
 @torch.inference_mode()
-def collect_heldout(agent, envs, raw_obs, statistics, noise, bounds, args, device):
+def collect_heldout(agent, envs, raw_obs, statistics, generator, args):
     """A second batch of the same policy: own environments and noise, frozen statistics.
 
     raw_obs (N, O) is where the environments stand, and is moved on. -> obs (B, O), action (B, A)
     """
-    b_obs, b_action, std = [], [], agent.log_std.exp().cpu().numpy()
-    for step_noise in noise:
-        b_obs.append(normalize_obs(raw_obs, statistics, args.clip_obs))
-        mean = agent.policy(torch.from_numpy(b_obs[-1]).to(device)).cpu().numpy()
-        b_action.append(mean + std * step_noise)
-        for n, sent in enumerate(b_action[-1].clip(*bounds)):
-            raw_obs[n], _, terminated, truncated = envs[n].step(sent)
+    b_obs, b_action, std = [], [], agent.log_std.exp()
+    for _ in range(args.num_steps):
+        obs = torch.from_numpy(normalize_obs(raw_obs, statistics, args.clip_obs)).to(std.device)
+        noise = torch.randn(len(envs), len(std), generator=generator).to(std.device)
+        b_obs.append(obs)
+        b_action.append(agent.policy(obs) + std * noise)
+        bounds = (envs[0].low, envs[0].high) if args.clip_actions else (-math.inf, math.inf)
+        for n, action in enumerate(b_action[-1].cpu().numpy().clip(*bounds)):
+            raw_obs[n], _, terminated, truncated = envs[n].step(action)
             if terminated or truncated:
                 raw_obs[n] = envs[n].reset()
-    return [torch.from_numpy(np.concatenate(x)).to(device) for x in (b_obs, b_action)]
+    return torch.cat(b_obs), torch.cat(b_action)
 
 
 def train(args):
@@ -406,9 +408,9 @@ def train(args):
         next_observation = normalize_obs(raw_obs, obs_statistics, args.clip_obs)
         if args.heldout:
             heldout_envs = [Environment(args) for _ in range(N)]
-            heldout_raw_obs = [e.reset(run.env_seed(n, 1)) for n, e in enumerate(heldout_envs)]
-            heldout_raw_obs = np.stack(heldout_raw_obs)
-            heldout_generator = torch.Generator().manual_seed(run.env_seed(N, 1) % 2**63)
+            resets = [e.reset(run.env_seed(n, stream=1)) for n, e in enumerate(heldout_envs)]
+            heldout_raw_obs = np.stack(resets)
+            heldout_generator = torch.Generator().manual_seed(run.env_seed(N, stream=1) % 2**63)
 
         for update in range(run.update + 1, args.num_updates + 1):
             # [core 4] Learning-rate annealing (E4): factor 1 at the first update, 1/K at the last.
@@ -436,9 +438,8 @@ def train(args):
                 # [continuous 5] Action clipping: the environment gets the clipped action, the
                 # batch keeps the one that was drawn.
                 for n, sent in enumerate(action[t].clip(*bounds)):
-                    raw_obs[n], raw_reward[n], terminated[t, n], truncated[t, n] = envs[n].step(
-                        sent
-                    )
+                    raw_obs[n], raw_reward[n], *ends = envs[n].step(sent)
+                    terminated[t, n], truncated[t, n] = ends
                 ended[t] = terminated[t] | truncated[t]
                 episode_return += raw_reward
                 episode_length += 1
@@ -453,17 +454,8 @@ def train(args):
                     obs_statistics.update(raw_obs)
                 next_observation = normalize_obs(raw_obs, obs_statistics, args.clip_obs)
             if args.heldout:
-                noise = torch.randn(T, N, A, generator=heldout_generator).numpy()
-                heldout = collect_heldout(
-                    agent,
-                    heldout_envs,
-                    heldout_raw_obs,
-                    obs_statistics,
-                    noise,
-                    bounds,
-                    args,
-                    device,
-                )
+                second = heldout_envs, heldout_raw_obs, obs_statistics, heldout_generator
+                heldout = collect_heldout(agent, *second, args)
 
             # ---- Advantages ----
             # The network hasn't changed since the rollout, so what it says of the whole batch is
@@ -471,9 +463,9 @@ def train(args):
             next_obs = np.concatenate([obs[1:], next_observation[None]])
             for t, n, last in final_obs:
                 next_obs[t, n] = last
-            b_obs = torch.from_numpy(obs).flatten(0, 1).to(device)
-            b_action = torch.from_numpy(action).flatten(0, 1).to(device)
-            b_next_obs = torch.from_numpy(next_obs).flatten(0, 1).to(device)
+            b_obs, b_action, b_next_obs = (
+                torch.from_numpy(x).flatten(0, 1).to(device) for x in (obs, action, next_obs)
+            )
             with torch.no_grad():
                 b_mean, b_value = agent.policy(b_obs), agent.value(b_obs)
                 b_next_value = agent.value(b_next_obs)
@@ -481,12 +473,10 @@ def train(args):
                 if args.heldout:
                     heldout_mean = agent.policy(heldout[0])
             # [core 5] Generalized advantage estimation; the value's target is advantage + value.
-            value = b_value.cpu().numpy().reshape(T, N)
-            next_value = b_next_value.cpu().numpy().reshape(T, N)
+            value, next_value = (x.cpu().numpy().reshape(T, N) for x in (b_value, b_next_value))
             no_bootstrap = terminated if args.bootstrap_on_truncation else ended
-            advantage = compute_gae(
-                reward, value, next_value, no_bootstrap, ended, args.gamma, args.gae_lambda
-            )
+            ends, discounts = (no_bootstrap, ended), (args.gamma, args.gae_lambda)
+            advantage = compute_gae(reward, value, next_value, *ends, *discounts)
             b_advantage = torch.from_numpy(advantage.astype(np.float32)).flatten().to(device)
             b_target = b_advantage + b_value
 
@@ -494,9 +484,8 @@ def train(args):
             batch = b_obs, b_action, b_log_prob, b_mean, b_value, b_advantage, b_target
             losses, log_ratios = [], []
             for minibatch in shuffled_minibatches(batch, args, generator):
-                gradients, loss, log_ratio = compute_gradients(
-                    agent, args, limits, old_log_std, minibatch
-                )
+                step = compute_gradients(agent, args, limits, old_log_std, minibatch)
+                gradients, loss, log_ratio = step
                 losses.append(loss)
                 log_ratios.append(log_ratio)
                 # [aux 3] Early stopping by KL: before the step, and out of all epochs.

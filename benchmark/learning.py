@@ -1,0 +1,90 @@
+"""Learning curves and the table of final returns of finished runs.
+
+    python benchmark/learning.py runs/*
+
+Writes benchmark/results/learning.csv (one row a run and update) and benchmark/figures/learning.png,
+and prints the README's table: the mean return of the last 100 training episodes, seed by seed.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+HERE = Path(__file__).parent
+
+
+def read_run(directory):
+    """One row an update: script, task, seed, global_step, episodes, mean_return, last_100, versions."""
+    config = json.loads((directory / "config.json").read_text())
+    updates = pd.read_csv(directory / "updates.csv")
+    episodes = pd.read_csv(directory / "episodes.csv")
+    last_100 = episodes.episodic_return.rolling(100, min_periods=1).mean().to_numpy()
+    ended = np.searchsorted(episodes.global_step, updates.global_step, side="right")
+    rows = updates[["global_step", "seconds", "episodes", "mean_return"]].copy()
+    rows["last_100"] = np.where(ended > 0, last_100[ended - 1], np.nan)
+    settings, versions = config["settings"], config["versions"]
+    rows.insert(0, "script", config["script"])
+    rows.insert(1, "task", settings["env_id"])
+    rows.insert(2, "seed", settings["seed"])
+    rows["compile"] = settings["compile"]
+    rows["versions"] = " ".join(f"{name} {version}" for name, version in versions.items())
+    return rows.round(3)
+
+
+def table(results):
+    """Markdown: the last row of last_100 of each seed, and their mean."""
+    final = results.groupby(["script", "task", "seed"]).tail(1)
+    lines = ["| script | task | steps | " + "per seed | mean |", "|---|---|---|---|---|"]
+    for (script, task), rows in final.groupby(["script", "task"]):
+        seeds = ", ".join(f"{row.last_100:.0f}" for row in rows.sort_values("seed").itertuples())
+        steps = f"{rows.global_step.max():,}"
+        lines.append(f"| {script} | {task} | {steps} | {seeds} | {rows.last_100.mean():.0f} |")
+    return "\n".join(lines)
+
+
+def draw(results, path):
+    """One panel a task: each seed's last_100 as a thin line, the mean of the seeds as a thick one."""
+    tasks = sorted(results.task.unique())
+    figure, axes = plt.subplots(1, len(tasks), figsize=(3.2 * len(tasks), 3), squeeze=False)
+    for axis, task in zip(axes[0], tasks):
+        rows = results[results.task == task]
+        curves = rows.pivot_table(index="global_step", columns="seed", values="last_100")
+        axis.plot(curves.index / 1e6, curves, color="#0072B2", alpha=0.35, linewidth=1)
+        label = f"mean of {curves.shape[1]} seeds"
+        axis.plot(curves.index / 1e6, curves.mean(axis=1), color="#0072B2", label=label)
+        axis.set_title(task)
+        axis.set_xlabel("million steps")
+        axis.legend(loc="lower right", frameon=False)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_ylabel("mean return, last 100 episodes")
+    figure.text(0.99, 0.005, results.versions.iloc[0], ha="right", fontsize=6, color="gray")
+    figure.tight_layout(rect=(0, 0.02, 1, 1))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="+", type=Path, help="run directories")
+    directories = [path for path in parser.parse_args().runs if (path / "updates.csv").is_file()]
+    if not directories:
+        sys.exit("learning.py: none of these is a run directory with an updates.csv.")
+    results = pd.concat([read_run(path) for path in directories], ignore_index=True)
+    results = results.sort_values(["script", "task", "seed", "global_step"])
+    (HERE / "results").mkdir(exist_ok=True)
+    results.to_csv(HERE / "results" / "learning.csv", index=False)
+    draw(results, HERE / "figures" / "learning.png")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
