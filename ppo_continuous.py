@@ -51,7 +51,7 @@ from torch import nn
 class Args:
     """Settings of a run. Numbers take "inf"; a value that switches a detail off is named."""
 
-    env_id: str = "Hopper-v5"  # any id that gymnasium.make takes, "module:Env-v0" included
+    env_id: str = "Hopper-v5"  # any id that gymnasium.make takes, "module:Env-v0" too
     env_kwargs: str = "{}"  # keyword arguments of gymnasium.make, as JSON
     seed: int = 1  # of environments, initial weights, noise and minibatches
     total_timesteps: int = 1_000_000  # steps of all environments together, cut to whole updates
@@ -116,18 +116,7 @@ class Args:
         check_settings(self, intervals)
         if self.kl_target is not None and self.kl_coef == 0:
             raise BadInput("--kl-target adapts --kl-coef, which is 0; type --kl-coef 1 as well.")
-        self.batch_size = self.num_envs * self.num_steps
-        self.minibatch_size = self.batch_size // self.num_minibatches
-        self.num_updates = self.total_timesteps // self.batch_size
-        batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
-        if self.batch_size % self.num_minibatches or self.minibatch_size < 2:
-            parts = f"--num-minibatches {self.num_minibatches} equal parts of at least 2 steps"
-            raise BadInput(
-                f"{batch} can't be cut into {parts}; type a divisor of {self.batch_size}."
-            )
-        if self.num_updates < 1:
-            total = f"--total-timesteps is {self.total_timesteps}"
-            raise BadInput(f"{total}, less than {batch}; type {self.batch_size} or more.")
+        self.batch_size, self.minibatch_size, self.num_updates = batch_sizes(self)
 
 
 class RunningMeanStd:
@@ -585,6 +574,20 @@ def check_settings(args, intervals):
             x, choices = getattr(args, field.name), typing.get_args(field.type)
             if x not in choices:
                 raise BadInput(f"--{field.name} is {x}; allowed is one of {', '.join(choices)}.")
+
+
+def batch_sizes(args):
+    """Steps of a batch (B) and of a minibatch (M), and number of updates (K), or BadInput."""
+    B = args.num_envs * args.num_steps
+    M, K = B // args.num_minibatches, args.total_timesteps // B
+    batch = f"the batch of --num-envs x --num-steps = {B} steps"
+    if B % args.num_minibatches or M < 2:
+        parts = f"--num-minibatches {args.num_minibatches} equal parts of at least 2 steps"
+        raise BadInput(f"{batch} can't be cut into {parts}; type a divisor of {B}.")
+    if K < 1:
+        total = f"--total-timesteps is {args.total_timesteps}"
+        raise BadInput(f"{total}, less than {batch}; type {B} or more.")
+    return B, M, K
 
 
 def parse_args(args_class, argv):

@@ -1,0 +1,634 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "torch==2.13.0",
+#   "gymnasium==1.4.0",
+#   "mujoco==4.0.0",
+#   "numpy==2.4.6",
+#   "tensorboard==2.21.0",
+#   "tyro==1.0.17",
+#   "tqdm==4.70.1",
+# ]
+# ///
+"""PPO as its paper has it, Algorithm 1 and nothing else: the place to start reading.
+
+    python ppo_minimal_no_tricks.py                                # InvertedPendulum-v5, 200k steps
+
+None of the tricks that PPO code usually carries; where one would stand, a tag [no ...] says which.
+`ppo_continuous.py` with all of them switched off computes the same weights bit for bit, which
+tests/test_ladder.py holds, so a diff of the two files shows the tricks and nothing else.
+
+Holds: core 1, core 5-6, core 8, core 10, core 13, continuous 1-3, continuous 5
+Leaves out: core 2-4, core 7, core 9, core 11-12, continuous 4, continuous 6-9, atari 1-9, lstm 1-5,
+    multidiscrete 1, aux 1-4
+
+Shapes: T steps of a rollout, N environments, B = T * N batch, O observation, A action. A bare name
+is (T, N, ...), b_ the flat batch (B, ...), mb_ a minibatch. An *update* is one rollout and what is
+learned from it; an *epoch* is one pass over its batch. `terminated` and `truncated` both end an
+episode and cut the sum over lambda; only termination cuts the bootstrap.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@dataclasses.dataclass
+class Args:
+    """Settings of a run; the numbers are the PPO paper's for MuJoCo."""
+
+    env_id: str = "InvertedPendulum-v5"  # any id that gymnasium.make takes, "module:Env-v0" too
+    env_kwargs: str = "{}"  # keyword arguments of gymnasium.make, as JSON
+    seed: int = 1  # of environments, initial weights, noise and minibatches
+    total_timesteps: int = 200_000  # steps of all environments together, cut to whole updates
+    num_envs: int = 1  # N, environments stepped in lockstep
+    num_steps: int = 2048  # T, steps of each environment per update
+    learning_rate: float = 3e-4  # initial rate of Adam
+    gamma: float = 0.99  # discount per step
+    gae_lambda: float = 0.95  # 1: return minus value; 0: one-step TD error
+    num_minibatches: int = 32  # per epoch; 1: the whole batch at once
+    update_epochs: int = 10  # passes over each batch
+    clip_coef: float = 0.2  # the ratio's range is 1 +- clip_coef; inf: off
+    vf_coef: float = 0.5  # weight of the value loss
+    ent_coef: float = 0.0  # weight of the entropy bonus; negative penalises entropy
+    threads: int = 1  # of PyTorch; more is slower for networks this small
+    runs_dir: str = "runs"  # folder that gets the run's own directory
+    checkpoint_every: int = 10  # updates between checkpoints; one is written at the end anyway
+    resume: str | None = None  # directory of a run to go on with; only the total may change
+
+    batch_size: int = dataclasses.field(init=False)  # B = T * N
+    minibatch_size: int = dataclasses.field(init=False)  # M
+    num_updates: int = dataclasses.field(init=False)  # K
+
+    def __post_init__(self):
+        counts = "total_timesteps num_envs num_steps num_minibatches update_epochs threads"
+        intervals = {
+            "[1, inf)": counts + " checkpoint_every",
+            "[0, 1]": "gamma gae_lambda",
+            "[0, inf)": "vf_coef",
+            "[0, 1e18]": "seed",
+            "(-inf, inf)": "ent_coef",
+            "(0, inf)": "learning_rate",
+            "(0, inf]": "clip_coef",
+        }
+        check_settings(self, intervals)
+        self.batch_size, self.minibatch_size, self.num_updates = batch_sizes(self)
+
+
+class Agent(nn.Module):
+    """Policy and value networks over observations."""
+
+    def __init__(self, observation_size, action_size, args):
+        super().__init__()
+
+        # [no core 2] PyTorch's own initialization. [no continuous 4] ReLU.
+        def hidden():
+            return [nn.Linear(observation_size, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()]
+
+        # [continuous 1] The policy network gives the mean of a normal distribution.
+        self.policy = nn.Sequential(*hidden(), nn.Linear(64, action_size))
+        # [core 13] Separate networks.
+        self.value = nn.Sequential(*hidden(), nn.Linear(64, 1), nn.Flatten(0))
+        # [continuous 2] The log standard deviation doesn't depend on the state: one vector, from 0.
+        self.log_std = nn.Parameter(torch.zeros(action_size))
+
+
+def gaussian_log_prob(action, mean, log_std):
+    """log p(action) = sum over A of -((action - mean) / std)**2 / 2 - log_std - log(2 pi) / 2.
+
+    action, mean: (B, A); log_std: (A,) -> (B,)
+    """
+    assert action.shape == mean.shape and log_std.shape == mean.shape[-1:]
+    # [continuous 3] Independent components: the joint log-probability is the sum of theirs.
+    deviation = (action - mean) * (-log_std).exp()
+    constant = log_std.sum() + 0.5 * math.log(2 * math.pi) * log_std.numel()
+    return -0.5 * deviation.square().sum(-1) - constant
+
+
+def gaussian_entropy(log_std):
+    """entropy = sum over A of log_std + log(2 pi e) / 2; (A,) -> ()"""
+    return log_std.sum() + 0.5 * math.log(2 * math.pi * math.e) * log_std.numel()
+
+
+def compute_gae(reward, value, next_value, terminated, ended, gamma, gae_lambda):
+    """Generalized advantage estimation (Schulman et al. 2015), backwards over a rollout.
+
+    delta[t] = reward[t] + gamma * next_value[t] * (not terminated[t]) - value[t]
+    advantage[t] = delta[t] + gamma * gae_lambda * (not ended[t]) * advantage[t + 1]
+
+    All (T, N). next_value[t] is the value of the observation that step t led to: of the last one
+    of its episode where it ended, never of the reset that follows. -> advantage (T, N)
+    """
+    assert reward.shape == value.shape == next_value.shape == terminated.shape == ended.shape
+    delta = reward + gamma * next_value * ~terminated - value
+    decay = gamma * gae_lambda * ~ended
+    advantage = np.zeros_like(delta)
+    following = np.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantage[t] = following = delta[t] + decay[t] * following
+    return advantage
+
+
+def train(args):
+    """Train an agent and return the directory of the run."""
+    torch.set_num_threads(args.threads)
+    T, N = args.num_steps, args.num_envs
+    envs = [Environment(args) for _ in range(N)]
+    O, A = envs[0].observation_size, envs[0].action_size
+
+    torch.manual_seed(args.seed)  # of the initial weights
+    agent = Agent(O, A, args)
+    generator = torch.Generator().manual_seed(args.seed)  # of action noise and minibatches
+    # [no core 3] [no core 4] Adam with PyTorch's epsilon and a constant rate.
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+
+    with Run(args, {"agent": agent, "optimizer": optimizer, "generator": generator}) as run:
+        # [core 1] Vectorized architecture: N environments step in lockstep, and their episodes run
+        # on over the borders of the rollouts.
+        raw_obs = np.stack([env.reset(run.env_seed(n)) for n, env in enumerate(envs)])
+        episode_return, episode_length = np.zeros(N), np.zeros(N, int)
+
+        for _ in range(run.update, args.num_updates):
+            # ---- Rollout ----
+            # [no continuous 6] [no continuous 7] [no continuous 8] [no continuous 9] Observations
+            # and rewards are used as they come.
+            obs, action = np.zeros((T, N, O), np.float32), np.zeros((T, N, A), np.float32)
+            reward, final_obs = np.zeros((T, N)), []
+            terminated, truncated, ended = np.zeros((3, T, N), bool)
+            noise = torch.randn(T, N, A, generator=generator).numpy()
+            std = agent.log_std.detach().exp().numpy()
+            for t in range(T):
+                run.global_step += N
+                obs[t] = raw_obs
+                with torch.inference_mode():
+                    mean = agent.policy(torch.from_numpy(obs[t]))
+                action[t] = mean.numpy() + std * noise[t]
+                # [continuous 5] Action clipping: the environment gets the clipped action, the
+                # batch keeps the one that was drawn.
+                for n, sent in enumerate(action[t].clip(envs[0].low, envs[0].high)):
+                    raw_obs[n], reward[t, n], *ends = envs[n].step(sent)
+                    terminated[t, n], truncated[t, n] = ends
+                ended[t] = terminated[t] | truncated[t]
+                episode_return += reward[t]
+                episode_length += 1
+                for n in np.flatnonzero(ended[t]):
+                    run.episode(episode_return[n], episode_length[n])
+                    episode_return[n] = episode_length[n] = 0
+                    final_obs.append((t, n, raw_obs[n].copy()))
+                    raw_obs[n] = envs[n].reset()
+
+            # ---- Advantages ----
+            next_obs = np.concatenate([obs[1:], raw_obs[None].astype(np.float32)])
+            for t, n, last in final_obs:
+                next_obs[t, n] = last
+            b_obs, b_action, b_next_obs = (
+                torch.from_numpy(x).flatten(0, 1) for x in (obs, action, next_obs)
+            )
+            with torch.no_grad():
+                b_value, b_next_value = agent.value(b_obs), agent.value(b_next_obs)
+                b_log_prob = gaussian_log_prob(b_action, agent.policy(b_obs), agent.log_std)
+            # [core 5] Generalized advantage estimation; the value's target is advantage + value.
+            value, next_value = (x.numpy().reshape(T, N) for x in (b_value, b_next_value))
+            ends, discounts = (terminated, ended), (args.gamma, args.gae_lambda)
+            advantage = compute_gae(reward, value, next_value, *ends, *discounts)
+            # [no core 7] Advantages are used as they are.
+            b_advantage = torch.from_numpy(advantage.astype(np.float32)).flatten()
+            b_target = b_advantage + b_value
+
+            # ---- Update ----
+            losses = []
+            for _ in range(args.update_epochs):
+                # [core 6] Minibatch updates: every epoch visits each step of the batch once.
+                order = torch.randperm(args.batch_size, generator=generator)
+                for index in order.split(args.minibatch_size):
+                    mb_obs, mb_advantage = b_obs[index], b_advantage[index]
+                    # [core 8] Clipped surrogate objective.
+                    mean = agent.policy(mb_obs)
+                    log_prob = gaussian_log_prob(b_action[index], mean, agent.log_std)
+                    ratio = (log_prob - b_log_prob[index]).exp()
+                    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+                    objective = torch.min(ratio * mb_advantage, clipped_ratio * mb_advantage)
+                    policy_loss = -objective.mean()
+                    # [no core 9] The value loss isn't clipped.
+                    value_loss = 0.5 * (agent.value(mb_obs) - b_target[index]).square().mean()
+                    # [core 10] One loss for both networks, with an entropy bonus.
+                    entropy = gaussian_entropy(agent.log_std)
+                    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+                    optimizer.zero_grad()
+                    loss.backward()
+                    # [no core 11] Gradients aren't clipped.
+                    optimizer.step()
+                    losses.append(torch.stack([policy_loss, value_loss, entropy]).detach())
+
+            # ---- Report ----
+            # [no core 12] Three means over the minibatches, and no more.
+            losses, names = torch.stack(losses), ("policy_loss", "value_loss", "entropy")
+            check_losses(names, losses, args.num_minibatches)
+            run.end_update({f"losses/{n}": x for n, x in zip(names, losses.mean(0).tolist())})
+    return run.directory
+
+
+# ==== Plumbing ====
+# Settings, environments, run directory, checkpoint and resume: nothing about the algorithm, and
+# the same to the letter in every script.
+
+import argparse
+import collections
+import copy
+import fcntl
+import importlib.metadata
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import typing
+from pathlib import Path
+
+import gymnasium as gym
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+class BadInput(Exception):
+    """What was given can't be used: one line, exit status 2."""
+
+
+class RunFailed(Exception):
+    """The run can't go on (non-finite value, failing environment): one line, exit status 1."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM, after the update that was running: exit status 130 or 143."""
+
+
+def check_settings(args, intervals):
+    """Raise BadInput unless named numbers lie in their interval and choices are known ones."""
+    for interval, names in intervals.items():
+        low, high = (float(end) for end in interval[1:-1].split(","))
+        for name in names.split():
+            x = getattr(args, name)
+            above = x is None or x > low or (x == low and interval[0] == "[")
+            below = x is None or x < high or (x == high and interval[-1] == "]")
+            if not (above and below):
+                raise BadInput(f"--{name.replace('_', '-')} is {x}; allowed is {interval}.")
+    for field in dataclasses.fields(args):
+        if typing.get_origin(field.type) is Literal:
+            x, choices = getattr(args, field.name), typing.get_args(field.type)
+            if x not in choices:
+                raise BadInput(f"--{field.name} is {x}; allowed is one of {', '.join(choices)}.")
+
+
+def batch_sizes(args):
+    """Steps of a batch (B) and of a minibatch (M), and number of updates (K), or BadInput."""
+    B = args.num_envs * args.num_steps
+    M, K = B // args.num_minibatches, args.total_timesteps // B
+    batch = f"the batch of --num-envs x --num-steps = {B} steps"
+    if B % args.num_minibatches or M < 2:
+        parts = f"--num-minibatches {args.num_minibatches} equal parts of at least 2 steps"
+        raise BadInput(f"{batch} can't be cut into {parts}; type a divisor of {B}.")
+    if K < 1:
+        total = f"--total-timesteps is {args.total_timesteps}"
+        raise BadInput(f"{total}, less than {batch}; type {B} or more.")
+    return B, M, K
+
+
+def parse_args(args_class, argv):
+    """Command line -> settings. With --resume the run's own are the defaults and must stay."""
+    video, log = "record a video later: python evaluate.py RUN --video DIR", "TensorBoard files"
+    saved, sweep = "checkpoint.pt is always in the run directory", "name the run by --runs-dir"
+    elsewhere = {"capture-video": video, "save-model": saved, "upload-model": saved}
+    elsewhere |= {"track": log + " are always in the run directory", "exp-name": sweep}
+    for option in argv:
+        name = re.sub("=.*", "", option).replace("_", "-").removeprefix("--").removeprefix("no-")
+        name = "track" if name.startswith("wandb-") else name.replace("hf-entity", "upload-model")
+        if option.startswith("--") and name in elsewhere:
+            raise BadInput(f"{option} is not an option here: {elsewhere[name]}.")
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--resume")
+    resume = finder.parse_known_args(argv)[0].resume
+    if resume is None:
+        return tyro.cli(args_class, args=argv)
+    saved = load_config(args_class, resume)
+    args = tyro.cli(args_class, args=argv, default=saved)
+    for field in dataclasses.fields(args):
+        before, now = getattr(saved, field.name), getattr(args, field.name)
+        free = field.name in ("total_timesteps", "resume", "checkpoint_every", "runs_dir")
+        if field.init and not free and now != before:
+            option = "--" + field.name.replace("_", "-")
+            raise BadInput(f"{option} is {now}, but this run has {before}; leave {option} out.")
+    return args
+
+
+def load_config(args_class, run):
+    """Settings of the run in this directory, which must be one of this script."""
+    try:
+        config = json.loads(Path(run, "config.json").read_text())
+        script, settings = config["script"], config["settings"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BadInput(f"{run} is no run directory: it has no readable config.json.") from None
+    if script != Path(__file__).stem:
+        raise BadInput(f"{run} is a run of {script}.py; type python {script}.py --resume {run}")
+    types = {field.name: str(field.type) for field in dataclasses.fields(args_class) if field.init}
+    if not isinstance(settings, dict) or set(settings) != set(types):
+        raise BadInput(f"{run}/config.json has not the settings of this version of {script}.py.")
+    for name, x in settings.items():
+        settings[name] = float(x) if x == "inf" and "float" in types[name] else x
+    try:
+        return args_class(**settings)
+    except TypeError as error:
+        raise BadInput(f"{run}/config.json: {error}.") from None
+
+
+class Environment:
+    """gymnasium.make with flat float64 observations; what goes wrong in it ends in one line."""
+
+    def __init__(self, args, render_mode=None):
+        render = {"render_mode": render_mode} if render_mode else {}
+        try:
+            kwargs = json.loads(args.env_kwargs)
+            self.env = gym.make(args.env_id, **kwargs, **render)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise BadInput(f"--env-id {args.env_id} {args.env_kwargs}: {reason}") from None
+        space, action_space = self.env.observation_space, self.env.action_space
+        if not space.is_np_flattenable or gym.spaces.flatdim(space) == 0:
+            kinds = "Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple"
+            raise BadInput(f"{args.env_id} has observations {space}; allowed are {kinds}.")
+        is_box = isinstance(action_space, gym.spaces.Box) and math.prod(action_space.shape) > 0
+        if not is_box or action_space.dtype.kind != "f":
+            raise BadInput(f"{args.env_id} has actions {action_space}; allowed is Box of floats.")
+        self.observation_size = gym.spaces.flatdim(space)
+        self.action_size = math.prod(action_space.shape)
+        self.low, self.high = action_space.low.flatten(), action_space.high.flatten()
+        self.is_flat = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+
+    def reset(self, seed=None):
+        """-> observation (O,)"""
+        return self.observe(self.guarded(self.env.reset, seed=seed)[0])
+
+    def step(self, action):
+        """Act with (A,) -> observation (O,), raw reward, terminated, truncated"""
+        space = self.env.action_space
+        action = action.astype(space.dtype, copy=False).reshape(space.shape)
+        obs, reward, terminated, truncated, _ = self.guarded(self.env.step, action)
+        if not math.isfinite(reward):
+            raise RunFailed(f"the environment's reward is {reward}")
+        return self.observe(obs), reward, terminated, truncated
+
+    def observe(self, obs):
+        if not self.is_flat:
+            obs = self.guarded(gym.spaces.flatten, self.env.observation_space, obs)
+        obs = np.asarray(obs, np.float64)
+        if obs.shape != (self.observation_size,):
+            raise RunFailed(f"the environment's observation has shape {obs.shape}")
+        if not np.isfinite(obs).all():
+            raise RunFailed(f"the environment's observation has {obs[~np.isfinite(obs)][0]} in it")
+        return obs
+
+    def guarded(self, function, *args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(where.filename).name}, line {where.lineno}"
+            raise RunFailed(f"the environment raised {error!r} in {where}") from error
+
+
+def choose_device(cuda):
+    if cuda and not torch.cuda.is_available():
+        print("--cuda: there is no CUDA device, so this runs on the CPU")
+    return torch.device("cuda" if cuda and torch.cuda.is_available() else "cpu")
+
+
+def compiled(function, wanted):
+    """The function as one compiled graph, torch.autograd.grad in it, or an error; or as it is."""
+    if not wanted:
+        return function
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None and shutil.which("clang++") is None:
+        raise BadInput(f"--compile needs a C++ compiler, and there is no {compiler}; install it.")
+    torch._dynamo.config.trace_autograd_ops = True
+    return torch.compile(function, fullgraph=True, dynamic=False)
+
+
+def check_losses(names, losses, num_minibatches):
+    """Raise RunFailed at the first non-finite entry of losses (minibatches, names)."""
+    for i, name in (~losses.isfinite()).nonzero()[:1].tolist():
+        where = f"epoch {i // num_minibatches + 1}, minibatch {i % num_minibatches + 1}"
+        raise RunFailed(f"{names[name]} is {losses[i, name]} in {where}")
+
+
+class Run:
+    """The directory of a run: config.json, two CSVs, TensorBoard events, checkpoint.pt, lock.
+
+    `parts` is what a checkpoint holds beside the counters: modules, optimizers, statistics,
+    generators, tensors. The checkpoint is always that of the last completed update.
+    """
+
+    def __init__(self, args, parts):
+        self.args, self.parts, self.script = args, parts, Path(__file__).stem
+        self.update = self.global_step = self.signal = 0
+        self.start, self.seconds, self.episodes = time.perf_counter(), 0.0, []
+        self.last_returns = collections.deque(maxlen=100)
+        name = f"{args.env_id}__{self.script}__s{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+        name = re.sub(r"[^\w.-]+", "-", f"{name}-{secrets.token_hex(3)}")
+        self.directory = Path(args.resume or Path(args.runs_dir, name))
+
+    def __enter__(self):
+        args, script = self.args, self.script
+        if not args.resume:
+            try:
+                self.directory.mkdir(parents=True)
+            except OSError as error:
+                raise BadInput(f"--runs-dir {args.runs_dir}: {error.strerror}.") from None
+        self.lock = open(self.directory / "lock", "w")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BadInput(f"{self.directory} is being trained by another process.") from None
+        if args.resume:
+            self.restore()
+        packages = "torch", "gymnasium", "mujoco", "ale-py", "numpy"
+        installed = {d.name: d.version for d in importlib.metadata.distributions()}
+        versions = {name: installed[name] for name in packages if name in installed}
+        git = ["git", "-C", Path(__file__).parent, "rev-parse", "HEAD"]
+        git = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+        settings = {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init}
+        infinite = {name: "inf" for name, x in settings.items() if x == math.inf}
+        config = {"script": script, "settings": settings | infinite | {"resume": None}}
+        config |= {"command": shlex.join(sys.argv), "git_commit": git or None}
+        config |= {"versions": {"python": sys.version.split()[0]} | versions}
+        path = self.directory / "config.json"
+        path.with_suffix(".tmp").write_text(json.dumps(config, indent=1, allow_nan=False))
+        os.replace(path.with_suffix(".tmp"), path)
+        self.files = [open(self.directory / f"{x}.csv", "a") for x in ("episodes", "updates")]
+        self.writer = SummaryWriter(self.directory, purge_step=self.global_step or None)
+        self.restart, total = self.update, args.num_updates * args.batch_size
+        print(f"{script}.py on {args.env_id}, seed {args.seed}, into {self.directory}")
+        print(f"{args.num_updates} updates × {args.batch_size} steps = {total:,} steps", flush=True)
+        seconds = 0.2 if sys.stderr.isatty() else 30  # between lines of the bar
+        bar = {"unit": "step", "unit_scale": True, "mininterval": seconds}
+        self.bar = tqdm(total=total, initial=self.global_step, **bar)
+        self.handlers = {}
+        if threading.current_thread() is threading.main_thread():
+            numbers = signal.SIGINT, signal.SIGTERM
+            self.handlers = {number: signal.signal(number, self.interrupt) for number in numbers}
+        self.snapshot()
+        if not args.resume:
+            self.save()
+        return self
+
+    def env_seed(self, environment, stream=0):
+        """A 128-bit seed; the restarts and streams (1: held-out) of a run never share one."""
+        entropy = self.args.seed, environment, self.restart
+        words = np.random.SeedSequence(entropy, spawn_key=(stream,)).generate_state(4)
+        return int.from_bytes(words.tobytes(), "little")
+
+    def episode(self, episodic_return, episodic_length):
+        self.last_returns.append(episodic_return)
+        row = self.global_step, self.elapsed(), float(episodic_return), int(episodic_length)
+        self.episodes.append(row)
+
+    def elapsed(self):
+        return round(self.seconds + time.perf_counter() - self.start, 3)
+
+    def end_update(self, report):
+        """Write the rows of an update, move the checkpoint on, and stop if a signal came."""
+        self.update += 1
+        returns = [row[2] for row in self.episodes]
+        head = {"global_step": self.global_step, "update": self.update, "seconds": self.elapsed()}
+        head |= {"episodes": len(returns), "mean_return": np.mean(returns) if returns else math.nan}
+        columns = "global_step", "seconds", "episodic_return", "episodic_length"
+        row = head | {name.split("/")[-1]: x for name, x in report.items()}
+        tables = (columns, self.episodes), (row, [tuple(row.values())])
+        for file, (names, rows) in zip(self.files, tables):
+            lines = rows if file.tell() else [names, *rows]
+            file.writelines(",".join(map(str, line)) + "\n" for line in lines)
+            file.flush()
+        for step, _, episodic_return, episodic_length in self.episodes:
+            self.writer.add_scalar("charts/episodic_return", episodic_return, step)
+            self.writer.add_scalar("charts/episodic_length", episodic_length, step)
+        done = self.global_step - self.restart * self.args.batch_size
+        report["charts/SPS"] = done / (time.perf_counter() - self.start)
+        for name, x in report.items():
+            self.writer.add_scalar(name, x, self.global_step)
+        self.episodes = []
+        self.snapshot()
+        if self.update % self.args.checkpoint_every == 0 or self.update == self.args.num_updates:
+            self.save()
+        mean = f"{np.mean(self.last_returns):.1f}" if self.last_returns else "-"
+        self.bar.set_postfix_str(f"return {mean}", refresh=False)
+        self.bar.update(self.args.batch_size)
+        if self.signal and self.update < self.args.num_updates:
+            raise Interrupted(f"stopped by {signal.Signals(self.signal).name}")
+
+    def snapshot(self):
+        parts = {name: part_state(part) for name, part in self.parts.items()}
+        counters = {"update": self.update, "global_step": self.global_step}
+        counters |= {"seconds": self.elapsed(), "last_returns": list(map(float, self.last_returns))}
+        self.state = copy.deepcopy({"script": self.script, "counters": counters, "parts": parts})
+
+    def save(self):
+        path = self.directory / "checkpoint.pt"
+        with open(path.with_suffix(".tmp"), "wb") as file:
+            torch.save(self.state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path.with_suffix(".tmp"), path)
+
+    def restore(self):
+        try:
+            state = torch.load(self.directory / "checkpoint.pt", weights_only=True)
+            for name, part in self.parts.items():
+                load_part(part, state["parts"][name])
+            counters = state["counters"]
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            raise BadInput(f"{self.directory}/checkpoint.pt can't be used: {reason}") from None
+        self.update, self.global_step = counters["update"], counters["global_step"]
+        self.seconds = counters["seconds"]
+        self.last_returns.extend(counters["last_returns"])
+        if self.update >= self.args.num_updates:
+            raise BadInput(f"{self.directory} is complete; type --total-timesteps to go on.")
+        for path in self.directory.glob("*.csv"):  # drop rows beyond the checkpoint, a torn one too
+            lines = path.read_text().splitlines(keepends=True)
+            kept = [
+                x for x in lines[1:] if x[-1] == "\n" and int(x.split(",")[0]) <= self.global_step
+            ]
+            path.with_suffix(".tmp").write_text("".join(lines[:1] + kept))
+            os.replace(path.with_suffix(".tmp"), path)
+
+    def interrupt(self, number, frame):
+        if self.signal:
+            raise KeyboardInterrupt
+        self.signal = number
+        print("\nstopping after this update", file=sys.stderr)
+
+    def __exit__(self, kind, error, trace):
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        self.bar.close()
+        self.writer.close()
+        self.save()
+        for file in [*self.files, self.lock]:
+            file.close()
+        resume = f"python {self.script}.py --resume {shlex.quote(str(self.directory))}"
+        if isinstance(error, RunFailed):
+            where = f"at global step {self.global_step}, update {self.update + 1}"
+            error.args = (f"{error} ({where}, seed {self.args.seed})",)
+        elif error is None:
+            mean = np.mean(self.last_returns) if self.last_returns else math.nan
+            print(f"mean return of the last {len(self.last_returns)} episodes: {mean:.1f}")
+            print(f"python evaluate.py {shlex.quote(str(self.directory))}")
+        if isinstance(error, (Interrupted, KeyboardInterrupt)):
+            print(f"go on with: {resume}", file=sys.stderr)
+
+
+def part_state(part):
+    if isinstance(part, torch.Tensor):
+        return part
+    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
+
+
+def load_part(part, state):
+    if isinstance(part, torch.Tensor):
+        part.copy_(state)
+    elif isinstance(part, torch.Generator):
+        part.set_state(state)
+    else:
+        part.load_state_dict(state)
+
+
+def launch(train, args_class, argv):
+    """Train with the settings of a command line; return the exit status."""
+    try:
+        train(parse_args(args_class, sys.argv[1:] if argv is None else argv))
+    except (BadInput, RunFailed, Interrupted, KeyboardInterrupt, OSError) as error:
+        print(f"{Path(__file__).name}: {error or 'stopped at once'}", file=sys.stderr)
+        if isinstance(error, Interrupted) and "SIGTERM" in str(error):
+            return 143
+        if isinstance(error, (Interrupted, KeyboardInterrupt)):
+            return 130
+        return 2 if isinstance(error, BadInput) else 1
+    return 0
+
+
+def main(argv=None):
+    return launch(train, Args, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""Each script, copied into an empty folder, trains there."""
+
+import ast
+import shutil
+import subprocess
+import sys
+
+import pytest
+from test_twins import SCRIPTS
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_copied_alone(script, tmp_path):
+    shutil.copy(script, tmp_path)
+    options = "--num-steps 128 --num-minibatches 4 --total-timesteps 256".split()
+    command = [sys.executable, "-I", script.name, *options]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert len((run / "updates.csv").read_text().splitlines()) == 3
+    assert (run / "checkpoint.pt").is_file()
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_imports_are_declared(script):
+    text = script.read_text()
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {
+        name.split(".")[0]
+        for node in nodes
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [node.names[0].name])
+    }
+    declared = text.split("# ///")[1]
+    for name in imported - set(sys.stdlib_module_names):
+        assert f'"{name}==' in declared, name

@@ -1,0 +1,65 @@
+"""What bears the same name in two scripts is the same to the letter, and so is the plumbing."""
+
+import ast
+import itertools
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted([*ROOT.glob("ppo_*.py"), *ROOT.glob("trpo_*.py")])
+EXEMPT = {"Agent", "Args", "train", "main"}  # of Args only the defaults: see below
+PAIRS = list(itertools.combinations(SCRIPTS, 2))
+print("exempt from being twins:", ", ".join(sorted(EXEMPT)))
+
+
+def plumbing(script):
+    return script.read_text().split("# ==== Plumbing ====")[1].split("\ndef main(")[0]
+
+
+def definitions(script):
+    text = script.read_text()
+    nodes = (ast.FunctionDef, ast.ClassDef)
+    body = [node for node in ast.parse(text).body if isinstance(node, nodes)]
+    return {node.name: ast.get_source_segment(text, node) for node in body}
+
+
+def fields(script):
+    """Name -> (type, comment) of the fields of Args."""
+    found = {}
+    for line in definitions(script)["Args"].splitlines():
+        declaration, _, comment = line.partition("  # ")
+        name, colon, rest = declaration.strip().partition(": ")
+        if colon and name.isidentifier() and "=" in rest:
+            found[name] = rest.partition(" = ")[0], comment
+    return found
+
+
+@pytest.mark.parametrize("one, other", PAIRS, ids=lambda script: script.stem)
+def test_twins(one, other):
+    assert plumbing(one) == plumbing(other)
+    ours, theirs = definitions(one), definitions(other)
+    for name in (ours.keys() & theirs.keys()) - EXEMPT:
+        assert ours[name] == theirs[name], name
+    ours, theirs = fields(one), fields(other)
+    for name in ours.keys() & theirs.keys():
+        assert ours[name] == theirs[name], name
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_every_field_has_a_comment_and_is_read(script):
+    text = script.read_text()
+    for name, (_, comment) in fields(script).items():
+        assert comment, name
+        assert f"args.{name}" in text or f"self.{name}" in text or name == "resume", name
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_metadata_agrees_with_requirements(script):
+    block = script.read_text().split("# /// script\n")[1].split("# ///")[0]
+    metadata = tomllib.loads("".join(line[2:] + "\n" for line in block.splitlines()))
+    requirements = (ROOT / "requirements.txt").read_text().splitlines()
+    assert set(metadata["dependencies"]) <= set(requirements)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert metadata["requires-python"] == project["requires-python"]
