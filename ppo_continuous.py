@@ -4,6 +4,7 @@
 #   "torch==2.13.0",
 #   "gymnasium==1.4.0",
 #   "mujoco==4.0.0",
+#   "imageio==2.38.1",
 #   "numpy==2.4.6",
 #   "tensorboard==2.21.0",
 #   "tyro==1.0.17",
@@ -120,7 +121,7 @@ class Args:
 
 
 class RunningMeanStd:
-    """Mean and standard deviation of a stream of arrays, float64 (Welford's update, batched)."""
+    """Mean and standard deviation of a stream of arrays, float64 (Welford's update)."""
 
     def __init__(self, shape=()):
         self.count = 1e-4  # the weight of the first guess, mean 0 and variance 1
@@ -129,10 +130,11 @@ class RunningMeanStd:
 
     def update(self, x):
         """Take in x: (N, ...)."""
-        self.count += len(x)
-        deviation = x - self.mean
-        self.mean = self.mean + deviation.sum(0) / self.count
-        self.squares = self.squares + (deviation * (x - self.mean)).sum(0)
+        for row in x:
+            self.count += 1
+            deviation = row - self.mean
+            self.mean = self.mean + deviation / self.count
+            self.squares = self.squares + deviation * (row - self.mean)
         self.std = np.sqrt(np.maximum(self.squares / self.count, 1e-8))
 
     def state_dict(self):
@@ -217,6 +219,17 @@ class Agent(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(action_size))
 
 
+def numpy_policy(agent):
+    """The policy network in NumPy, (N, O) -> (N, A): several times faster for a few observations.
+
+    mean = f(f(obs W1 + b1) W2 + b2) W3 + b3, f the activation, with copies of the weights of now.
+    """
+    is_tanh = any(isinstance(layer, nn.Tanh) for layer in agent.policy)
+    f = np.tanh if is_tanh else lambda x: np.maximum(x, 0)
+    W1, b1, W2, b2, W3, b3 = (p.detach().cpu().numpy().T.copy() for p in agent.policy.parameters())
+    return lambda obs: f(f(obs @ W1 + b1) @ W2 + b2) @ W3 + b3
+
+
 def gaussian_log_prob(action, mean, log_std):
     """log p(action) = sum over A of -((action - mean) / std)**2 / 2 - log_std - log(2 pi) / 2.
 
@@ -273,8 +286,8 @@ def shuffled_minibatches(batch, args, generator):
         yield from zip(*shuffled)
 
 
-def policy_and_value_gradients(agent, args, limits, old_log_std, minibatch):
-    """Gradients of PPO's loss on one minibatch, clipped, in the order of agent.parameters().
+def policy_and_value_gradients(agent, parameters, args, limits, old_log_std, minibatch):
+    """Gradients of PPO's loss on one minibatch, clipped, in the order of `parameters`.
 
     loss = -mean(objective) - ent_coef * entropy + vf_coef * value_loss
     objective = min(ratio * A, clip(ratio, 1 +- clip_coef) * A) - kl_coef * KL(old || new)
@@ -310,10 +323,12 @@ def policy_and_value_gradients(agent, args, limits, old_log_std, minibatch):
 
     # [core 10] One loss for both networks, with an entropy bonus.
     entropy = gaussian_entropy(agent.log_std)
-    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
-    gradients = torch.autograd.grad(loss, list(agent.parameters()))
+    loss = policy_loss + args.vf_coef * value_loss
+    if args.ent_coef != 0:  # left out at 0, where it changes nothing
+        loss = loss - args.ent_coef * entropy
+    gradients = torch.autograd.grad(loss, parameters)
     # [core 11] Global gradient clipping (E9): one norm over all parameters.
-    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
     scale = (args.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
     gradients = [gradient * scale for gradient in gradients]
     losses = torch.stack([policy_loss, value_loss, entropy, norm]).detach()
@@ -380,7 +395,9 @@ def train(args):
     parameters = list(agent.parameters())  # log_std, the policy's, then what only the value has
     policy_size = 1 + len(list(agent.policy.parameters()))
     groups = [{"params": parameters[:policy_size]}, {"params": parameters[policy_size:]}]
-    rates = args.learning_rate, args.value_learning_rate or args.learning_rate
+    if args.value_learning_rate is None:
+        groups = [{"params": parameters}]  # the same, and faster
+    rates = args.learning_rate, args.value_learning_rate
     optimizer = torch.optim.Adam(groups, lr=args.learning_rate, eps=args.adam_eps, fused=True)
     obs_statistics, scale_reward = RunningMeanStd(O), RewardScaling(args)
     kl_coef = torch.tensor(args.kl_coef)
@@ -417,13 +434,11 @@ def train(args):
             terminated, truncated, ended = np.zeros((3, T, N), bool)
             noise = torch.randn(T, N, A, generator=generator).numpy()
             old_log_std = agent.log_std.detach().clone()
-            std = old_log_std.exp().cpu().numpy()
+            policy, std = numpy_policy(agent), old_log_std.exp().cpu().numpy()
             for t in range(T):
                 run.global_step += N
                 obs[t] = next_observation
-                with torch.inference_mode():
-                    mean = agent.policy(torch.from_numpy(next_observation).to(device))
-                action[t] = mean.cpu().numpy() + std * noise[t]
+                action[t] = policy(next_observation) + std * noise[t]
                 # [continuous 5] Action clipping: the environment gets the clipped action, the
                 # batch keeps the one that was drawn.
                 for n, sent in enumerate(action[t].clip(*bounds)):
@@ -473,7 +488,8 @@ def train(args):
             batch = b_obs, b_action, b_log_prob, b_mean, b_value, b_advantage, b_target
             losses, log_ratios = [], []
             for minibatch in shuffled_minibatches(batch, args, generator):
-                step = compute_gradients(agent, args, limits, old_log_std, minibatch)
+                old = limits, old_log_std, minibatch
+                step = compute_gradients(agent, parameters, args, *old)
                 gradients, loss, log_ratio = step
                 losses.append(loss)
                 log_ratios.append(log_ratio)
@@ -500,7 +516,7 @@ def train(args):
                 "losses/explained_variance": 1 - unexplained.item(),
                 "losses/minibatches": len(losses),
                 "charts/learning_rate": optimizer.param_groups[0]["lr"],
-                "charts/value_learning_rate": optimizer.param_groups[1]["lr"],
+                "charts/value_learning_rate": optimizer.param_groups[-1]["lr"],
                 "charts/clip_coef": limits[0].item(),
                 "charts/kl_coef": limits[2].item(),
             }

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 def read_run(directory):
-    """One row an update: script, task, seed, global_step, episodes, mean_return, last_100, versions."""
+    """One row an update: what was run, its steps, and the mean return of the last 100 episodes."""
     config = json.loads((directory / "config.json").read_text())
     updates = pd.read_csv(directory / "updates.csv")
     episodes = pd.read_csv(directory / "episodes.csv")
@@ -52,7 +52,7 @@ def table(results):
 
 
 def draw(results, path):
-    """One panel a task: each seed's last_100 as a thin line, the mean of the seeds as a thick one."""
+    """One panel a task: a thin line a seed, and a thick one for the mean of the seeds."""
     tasks = sorted(results.task.unique())
     figure, axes = plt.subplots(1, len(tasks), figsize=(3.2 * len(tasks), 3), squeeze=False)
     for axis, task in zip(axes[0], tasks):
