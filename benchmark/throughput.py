@@ -1,0 +1,163 @@
+"""Steps per second of whole training runs, beside a peer's and the bare environment's.
+
+    python benchmark/throughput.py                   # 3 rounds, one core: about 8 minutes
+    pip install -r benchmark/requirements-peers.txt  # else the peers are skipped
+
+One process a measurement, one thread, one core; every other round goes backwards, and ratios are
+taken within a round. Nothing else may run (the CSV's `load` tells). A row yields *marks*, (step,
+seconds) at the end of each update; its speed is that from the second mark to the last, and
+`seconds_left_out` is the rest: starting, compiling, shutting down.
+"""
+
+import collections
+import concurrent.futures
+import csv
+import functools
+import importlib.metadata
+import multiprocessing
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import tyro
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "benchmark/results/throughput.csv"
+PACKAGES = "torch", "gymnasium", "mujoco", "numpy", "stable-baselines3"
+BATCH = 2048  # steps between marks
+
+
+def bare_environment(task, steps):
+    """Marks of gymnasium's environment alone, under random actions drawn beforehand."""
+    import gymnasium as gym
+
+    env = gym.make(task)
+    env.action_space.seed(1)
+    actions = [env.action_space.sample() for _ in range(steps)]
+    env.reset(seed=1)
+    marks = []
+    for step, action in enumerate(actions, start=1):
+        _, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            env.reset()
+        if step % BATCH == 0:
+            marks.append((step, time.perf_counter()))
+    return marks
+
+
+def our_script(script, *options, task, steps):
+    """Marks of a script of ours, run as a command: its own updates.csv."""
+    with tempfile.TemporaryDirectory() as runs:
+        command = [sys.executable, REPOSITORY / script, "--env-id", task, *options]
+        command += ["--total-timesteps", str(steps), "--runs-dir", runs]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(done.stderr)
+        (path,) = Path(runs).glob("*/updates.csv")
+        with open(path) as file:
+            return [(int(x["global_step"]), float(x["seconds"])) for x in csv.DictReader(file)]
+
+
+def stable_baselines3_ppo(task, steps):
+    """Marks of Stable-Baselines3's PPO with the settings of ppo_continuous.py."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+    marks = []
+
+    class Marks(BaseCallback):
+        def _on_step(self):
+            return True
+
+        def _on_rollout_end(self):  # as far apart as the ends of updates
+            marks.append((self.num_timesteps, time.perf_counter()))
+
+    torch.set_num_threads(1)
+    env = make_vec_env(task, n_envs=1, seed=1, vec_env_cls=DummyVecEnv)
+    env = VecNormalize(env, clip_obs=10.0, clip_reward=10.0, gamma=0.99)
+    settings = {"n_steps": BATCH, "n_epochs": 10, "batch_size": 64, "gamma": 0.99}
+    settings |= {"gae_lambda": 0.95, "clip_range": 0.2, "clip_range_vf": 0.2, "ent_coef": 0.0}
+    settings |= {"vf_coef": 0.5, "max_grad_norm": 0.5, "seed": 1, "device": "cpu"}
+    network = {"net_arch": [64, 64], "activation_fn": torch.nn.Tanh, "ortho_init": True}
+    settings |= {"learning_rate": lambda remaining: 3e-4 * remaining, "policy_kwargs": network}
+    PPO("MlpPolicy", env, **settings).learn(steps, callback=Marks())
+    return marks
+
+
+# One table a task. `measure` gets task and steps, in a process of its own, and returns marks;
+# `package` has to be installed for it.
+Row = collections.namedtuple("Row", "task name measure package", defaults=[None])
+BARE, PEER = "bare environment", "Stable-Baselines3 PPO"  # what the others are divided by
+OURS = functools.partial(our_script, "ppo_continuous.py")
+ROWS = [
+    Row("Hopper-v5", BARE, bare_environment),
+    Row("Hopper-v5", "ppo_continuous.py", OURS),
+    Row("Hopper-v5", "ppo_continuous.py --compile", functools.partial(OURS, "--compile")),
+    Row("Hopper-v5", PEER, stable_baselines3_ppo, "stable-baselines3"),
+]
+
+
+def measured(row, steps):
+    """Measure a row in a fresh process -> columns of the CSV."""
+    load, start = os.getloadavg()[0], time.perf_counter()
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, spawn) as pool:
+        marks = pool.submit(row.measure, task=row.task, steps=steps).result()
+    wall, (first_step, first), (last_step, last) = time.perf_counter() - start, marks[1], marks[-1]
+    speed = (last_step - first_step) / (last - first)
+    columns = {"task": row.task, "name": row.name, "load": round(load, 2), "steps": last_step}
+    left_out = round(wall - last_step / speed, 1)
+    return columns | {"steps_per_second": round(speed, 1), "seconds_left_out": left_out}
+
+
+def print_table(task, speeds):
+    """speeds: name -> steps per second of each round."""
+    print(f"\n| {task} | steps/s: median (range) | ÷ {PEER} | ÷ {BARE} |\n|---|---|---|---|")
+    for name, own in speeds.items():
+        line = f"| {name}"
+        for other, form in (None, ".0f"), (PEER, ".2f"), (BARE, ".2f"):
+            x = [a / b for a, b in zip(own, speeds.get(other, []) if other else [1] * len(own))]
+            texts = [f"{f(x):{form}}" for f in (statistics.median, min, max)] if x else ["–"] * 3
+            line += " | {} ({} to {})".format(*texts)
+        print(line + " |")
+
+
+def main(repeats: int = 3, steps: int = 20 * BATCH, core: int = 0, out: Path = RESULTS):
+    """Measure every row `repeats` times over `steps` steps on this core, into the CSV `out`."""
+    if repeats < 1 or steps % BATCH or steps < 3 * BATCH:
+        sys.exit(f"--repeats starts at 1; --steps is a multiple of {BATCH}, at least {3 * BATCH}.")
+    os.sched_setaffinity(0, {core})  # this and the next line hold for all processes started here
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    installed = {x.name.replace("_", "-"): x.version for x in importlib.metadata.distributions()}
+    machine = {"python": sys.version.split()[0]} | {x: installed.get(x, "") for x in PACKAGES}
+    machine |= {"cpu": re.search("model name.*: (.*)|$", Path("/proc/cpuinfo").read_text())[1]}
+
+    rows = [row for row in ROWS if not row.package or row.package in installed]
+    for row in [row for row in ROWS if row not in rows]:
+        print(f"skipped: {row.name}; pip install -r benchmark/requirements-peers.txt")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    results, speeds = [], {row.task: {} for row in rows}
+    for repeat in range(repeats):
+        for row in rows[:: -1 if repeat % 2 else 1]:
+            results.append({"round": repeat + 1} | measured(row, steps) | {"core": core} | machine)
+            speed = results[-1]["steps_per_second"]
+            speeds[row.task].setdefault(row.name, []).append(speed)
+            print(f"round {repeat + 1}: {row.task}, {row.name}: {speed:.0f} steps/s", flush=True)
+    with open(out, "w", newline="") as file:
+        writer = csv.DictWriter(file, results[0])
+        writer.writeheader()
+        writer.writerows(results)
+    for task, by_name in speeds.items():
+        print_table(task, by_name)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

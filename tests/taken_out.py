@@ -1,0 +1,142 @@
+"""What takes each catalogue entry out of ppo_continuous.py, for test_taken_out.py.
+
+entry -> pairs of a text that stands exactly once in the script and what replaces it. Whichever is
+replaced, a test whose name starts with the entry's (core 5: test_core_05_) must fail.
+"""
+
+TAKEN_OUT = {
+    "core 1": [
+        (
+            "envs = [Environment(args) for _ in range(N)]\n    O",
+            "envs = N * [Environment(args)]\n    O",
+        ),
+        (
+            "            for t in range(T):\n                run.global_step += N\n",
+            "            raw_obs[:] = [env.reset() for env in envs]\n"
+            "            for t in range(T):\n                run.global_step += N\n",
+        ),
+    ],
+    "core 2": [
+        ("nn.init.orthogonal_(layer.weight, gain)", "pass"),
+        ("nn.Linear(64, action_size), 0.01,", "nn.Linear(64, action_size), 1.0,"),
+        ("nn.init.zeros_(layer.bias)", "pass"),
+    ],
+    "core 3": [
+        ("lr=args.learning_rate, eps=args.adam_eps,", "lr=args.learning_rate,"),
+        ("adam_eps: float = 1e-5", "adam_eps: float = 1e-8"),
+    ],
+    "core 4": [
+        ("rate * remaining if args.anneal_lr else rate", "rate"),
+        ("1.0 - (update - 1) / args.num_updates", "1.0 - update / args.num_updates"),
+    ],
+    "core 5": [
+        ("delta[t] + decay[t] * following", "delta[t]"),
+        ("decay = gamma * gae_lambda * ~ended", "decay = gamma * gae_lambda * ~terminated"),
+        (
+            "gamma * next_value * ~terminated - value\n    decay",
+            "gamma * next_value - value\n    decay",
+        ),
+        ("next_obs[t, n] = last", "pass"),
+        ("b_target = b_advantage + b_value", "b_target = b_advantage"),
+        (
+            "no_bootstrap = terminated if args.bootstrap_on_truncation else ended",
+            "no_bootstrap = ended",
+        ),
+    ],
+    "core 6": [
+        ("torch.randperm(len(batch[0]), generator=generator)", "torch.arange(len(batch[0]))"),
+        (
+            "torch.randperm(len(batch[0]), generator=generator)",
+            "torch.randint(len(batch[0]), batch[0].shape[:1])",
+        ),
+    ],
+    "core 7": [
+        ("mb_advantage = (mb_advantage - center) / (std + 1e-8)", "pass"),
+    ],
+    "core 8": [
+        ("torch.min(ratio * mb_advantage, clipped_ratio * mb_advantage)", "ratio * mb_advantage"),
+        (
+            "torch.min(ratio * mb_advantage, clipped_ratio * mb_advantage)",
+            "clipped_ratio * mb_advantage",
+        ),
+    ],
+    "core 9": [
+        ("square = torch.max(square, (clipped - mb_target).square())", "pass"),
+        ("torch.max(square, (clipped - mb_target).square())", "(clipped - mb_target).square()"),
+    ],
+    "core 10": [
+        ("loss = loss - args.ent_coef * entropy", "pass"),
+        ("args.vf_coef * value_loss", "value_loss"),
+    ],
+    "core 11": [
+        ("gradient * scale for gradient", "gradient for gradient"),
+        (
+            "torch.cat([gradient.flatten() for gradient in gradients]).norm()",
+            "torch.stack([x.norm() for x in gradients]).max()",
+        ),
+    ],
+    "core 12": [
+        ("losses.mean(0).tolist()", "losses[-1].tolist()"),
+        (
+            "approximate_kl(log_ratio)\n            clipped",
+            "approximate_kl(log_ratio[-1])\n            clipped",
+        ),
+        ("(log_ratio.exp() - 1).abs() > limits[0]", "(log_ratio[-1].exp() - 1).abs() > limits[0]"),
+        ("1 - unexplained.item()", "unexplained.item()"),
+    ],
+    "core 13": [
+        ("policy_hidden if args.share_network else hidden()", "hidden()"),
+        ("policy_hidden if args.share_network else hidden()", "policy_hidden"),
+    ],
+    "continuous 1": [
+        ("action[t] = policy(next_observation) + std * noise[t]", "action[t] = policy(next_observation)"),
+        (
+            "action[t] = policy(next_observation) + std * noise[t]",
+            "action[t] = policy(next_observation) + std * np.sign(noise[t])",
+        ),
+    ],
+    "continuous 2": [
+        ("torch.zeros(action_size)", "torch.full((action_size,), -0.5)"),
+        ("nn.Parameter(torch.zeros(action_size))", "torch.zeros(action_size)"),
+    ],
+    "continuous 3": [
+        ("deviation.square().sum(-1)", "deviation.square().mean(-1)"),
+        (
+            "log_std.sum() + 0.5 * math.log(2 * math.pi * math.e)",
+            "log_std.mean() + 0.5 * math.log(2 * math.pi * math.e)",
+        ),
+    ],
+    "continuous 4": [
+        ("[first, activation(), second, activation()]", "[first, activation()]"),
+        ('"tanh": nn.Tanh', '"tanh": nn.ReLU'),
+    ],
+    "continuous 5": [
+        ("action[t].clip(*bounds)", "action[t]"),
+        (
+            "action[t] = policy(next_observation) + std * noise[t]",
+            "action[t] = (policy(next_observation) + std * noise[t]).clip(*bounds)",
+        ),
+    ],
+    "continuous 6": [
+        ("(raw_obs - statistics.mean) / statistics.std", "raw_obs"),
+        ("                    obs_statistics.update(raw_obs)\n", "                    pass\n"),
+    ],
+    "continuous 7": [
+        (".clip(-clip_obs, clip_obs)", ""),
+    ],
+    "continuous 8": [
+        ("(reward - center) / self.statistics.std", "(reward - center)"),
+        ("self.discounted_sum * ~ended", "self.discounted_sum"),
+        ("self.args.gamma * self.discounted_sum + reward", "reward"),
+        ("center = 0.0", "center = reward.mean()"),
+    ],
+    "continuous 9": [
+        ("scaled.clip(-self.args.clip_reward, self.args.clip_reward)", "scaled"),
+    ],
+    "aux 1": [
+        ("remaining if args.anneal_clip else 1.0", "1.0"),
+    ],
+    "aux 3": [
+        ("approximate_kl(log_ratio)[1] > args.target_kl", "False"),
+    ],
+}

@@ -1,0 +1,223 @@
+"""Every written equation of ppo_continuous.py against a slow loop, torch.distributions or numpy."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_catalogue_continuous import gradients_of, new_agent, new_minibatch
+from torch.distributions import Normal, kl_divergence
+
+import ppo_continuous as ppo
+
+SEEDS = range(5)
+
+
+def slow_gae(reward, value, next_value, terminated, ended, gamma, gae_lambda):
+    """advantage[t] = sum over k of (gamma * gae_lambda)**k * delta[t + k], by environment and
+    episode: the sum stops at the first end at or after t, or at the end of the segment."""
+    T, N = reward.shape
+    advantage = np.zeros((T, N))
+    for n in range(N):
+        for t in range(T):
+            for k in range(T - t):
+                bootstrap = 0.0 if terminated[t + k, n] else gamma * next_value[t + k, n]
+                delta = reward[t + k, n] + bootstrap - value[t + k, n]
+                advantage[t, n] += (gamma * gae_lambda) ** k * delta
+                if ended[t + k, n]:
+                    break
+    return advantage
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("last", ["running", "terminated", "truncated"])
+def test_gae_equals_a_slow_loop_by_episode_on_random_ends(seed, last):
+    draw = np.random.default_rng(seed)
+    reward, value, next_value = draw.normal(size=(3, 20, 3))
+    terminated, truncated = draw.random((2, 20, 3)) < 0.15
+    terminated[-1], truncated[-1] = last == "terminated", last == "truncated"
+    ended = terminated | truncated
+    gamma, gae_lambda = draw.random(2)
+    args = reward, value, next_value, terminated, ended, gamma, gae_lambda
+    np.testing.assert_allclose(ppo.compute_gae(*args), slow_gae(*args), atol=1e-12)
+
+
+def test_gae_equals_stable_baselines3():
+    made = json.loads((Path(__file__).parent / "fixtures" / "gae_sb3.json").read_text())
+    names = "reward", "value", "next_value", "terminated", "truncated", "advantage", "returns"
+    reward, value, next_value, terminated, truncated, *expected = (
+        np.array(made[name]) for name in names
+    )
+    ended = terminated | truncated
+    settings = made["gamma"], made["gae_lambda"]
+    advantage = ppo.compute_gae(reward, value, next_value, terminated, ended, *settings)
+    np.testing.assert_allclose(advantage, expected[0], atol=1e-5)
+    np.testing.assert_allclose(advantage + value, expected[1], atol=1e-5)
+    assert terminated[-1].any() and truncated[-1].any() and not ended[-1].all()
+
+
+@pytest.mark.parametrize("clip_coef", [0.05, 0.2, 1.5, math.inf])
+@pytest.mark.parametrize("kl_coef", [0.0, 0.7])
+def test_policy_loss_equals_a_slow_loop(clip_coef, kl_coef):
+    agent = new_agent()
+    agent.log_std.data = torch.tensor([-0.2, 0.1, 0.3])
+    minibatch = new_minibatch(agent)
+    obs, action, log_prob, old_mean, _, advantage, _ = minibatch
+    new, old = Normal(agent.policy(obs), agent.log_std.exp()), Normal(old_mean, 1.0)
+    ratios = (new.log_prob(action).sum(-1) - log_prob).exp().tolist()
+    divergences = kl_divergence(old, new).sum(-1).tolist()
+    total = 0.0
+    for ratio, a, kl in zip(ratios, advantage.tolist(), divergences):
+        clipped = max(1 - clip_coef, min(ratio, 1 + clip_coef))
+        total += min(ratio * a, clipped * a) - kl_coef * kl
+    settings = {"clip_coef": clip_coef, "kl_coef": kl_coef, "norm_adv": False}
+    losses = gradients_of(agent, minibatch, **settings)[1]
+    assert losses[0].item() == pytest.approx(-total / len(ratios), rel=1e-4)
+
+
+@pytest.mark.parametrize("clip_value_coef", [0.05, 0.2, math.inf])
+def test_value_loss_equals_a_slow_loop(clip_value_coef):
+    agent = new_agent()
+    minibatch = new_minibatch(agent)
+    total = 0.0
+    values = agent.value(minibatch[0]).tolist()
+    for v, old, target in zip(values, minibatch[4].tolist(), minibatch[6].tolist()):
+        clipped = max(old - clip_value_coef, min(v, old + clip_value_coef))
+        total += max((v - target) ** 2, (clipped - target) ** 2) / 2
+    losses = gradients_of(agent, minibatch, clip_value_coef=clip_value_coef)[1]
+    assert losses[1].item() == pytest.approx(total / len(values), rel=1e-5)
+
+
+def test_gradients_are_those_of_the_written_loss():
+    agent = new_agent(share_network=True)
+    minibatch = new_minibatch(agent)
+    obs, action, log_prob, old_mean, old_value, advantage, target = minibatch
+    a = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    new, value = Normal(agent.policy(obs), agent.log_std.exp()), agent.value(obs)
+    ratio = (new.log_prob(action).sum(-1) - log_prob).exp()
+    kl = kl_divergence(Normal(old_mean, 1.0), new).sum(-1)
+    objective = torch.min(ratio * a, ratio.clip(0.8, 1.2) * a) - 0.4 * kl
+    clipped = old_value + (value - old_value).clip(-0.2, 0.2)
+    value_loss = torch.max((value - target) ** 2, (clipped - target) ** 2).mean() / 2
+    entropy = new.entropy().sum(-1).mean()
+    loss = -objective.mean() - 0.1 * entropy + 0.5 * value_loss
+    expected = torch.autograd.grad(loss, list(agent.parameters()))
+    gradients = gradients_of(agent, minibatch, kl_coef=0.4, ent_coef=0.1)[0]
+    torch.testing.assert_close(tuple(gradients), expected)
+
+
+def test_kl_term_left_out_at_0_equals_the_full_formula():
+    agent = new_agent()
+    minibatch = new_minibatch(agent)
+    left_out = gradients_of(agent, minibatch)
+    args = ppo.Args(max_grad_norm=math.inf, kl_coef=1.0)  # the term is there, with the weight 0
+    limits = [torch.tensor(x) for x in (args.clip_coef, args.clip_value_coef, 0.0)]
+    parameters = list(agent.parameters())
+    full = ppo.policy_and_value_gradients(agent, parameters, args, limits, torch.zeros(3), minibatch)
+    torch.testing.assert_close(left_out, full, rtol=0, atol=1e-8)
+
+
+def test_infinity_switches_clipping_off_bit_by_bit():
+    agent = new_agent()
+    minibatch = new_minibatch(agent)
+    obs, action, log_prob, _, _, advantage, target = minibatch
+    no_clip = {"clip_coef": math.inf, "clip_value_coef": math.inf, "max_grad_norm": math.inf}
+    gradients, losses, _ = gradients_of(agent, minibatch, **no_clip, clip_vloss=False)
+    # The same without a clip anywhere: PPO-NoClip.
+    std, center = torch.std_mean(advantage)
+    mean, value = agent.policy(obs), agent.value(obs)
+    ratio = (ppo.gaussian_log_prob(action, mean, agent.log_std) - log_prob).exp()
+    policy_loss = -(ratio * ((advantage - center) / (std + 1e-8))).mean()
+    value_loss = 0.5 * (value - target).square().mean()
+    parameters = list(agent.parameters())
+    plain = torch.autograd.grad(policy_loss + 0.5 * value_loss, parameters)
+    assert torch.equal(losses[0], policy_loss) and torch.equal(losses[1], value_loss)
+    assert all(torch.equal(x, y) for x, y in zip(gradients, plain, strict=True))
+    wide = gradients_of(agent, minibatch, **no_clip)[0]  # V_old + (V - V_old) rounds
+    torch.testing.assert_close(wide, gradients)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gaussian_functions_equal_torch_distributions(seed):
+    draw = torch.Generator().manual_seed(seed)
+    action, old_mean, mean = torch.randn(3, 9, 4, generator=draw, dtype=torch.float64)
+    old_log_std, log_std = torch.randn(2, 4, generator=draw, dtype=torch.float64)
+    old, new = Normal(old_mean, old_log_std.exp()), Normal(mean, log_std.exp())
+    log_prob = ppo.gaussian_log_prob(action, mean, log_std)
+    kl = ppo.gaussian_kl(old_mean, old_log_std, mean, log_std)
+    torch.testing.assert_close(log_prob, new.log_prob(action).sum(-1))
+    torch.testing.assert_close(ppo.gaussian_entropy(log_std), new.entropy()[0].sum())
+    torch.testing.assert_close(kl, kl_divergence(old, new).sum(-1))
+    assert log_prob.shape == kl.shape == (9,)
+    same = ppo.gaussian_kl(mean, log_std, mean, log_std)
+    torch.testing.assert_close(same, torch.zeros(9, dtype=torch.float64))
+
+
+def test_trust_region_is_mean_kl_and_maximum_ratio():
+    agent = new_agent()
+    obs, action, log_prob, old_mean, *_ = new_minibatch(agent)
+    kl, ratio = ppo.trust_region(agent, obs, action, old_mean, torch.zeros(3))
+    with torch.no_grad():
+        new = Normal(agent.policy(obs), 1.0)
+    expected = (new.log_prob(action).sum(-1) - log_prob).exp().max().item()
+    assert kl == pytest.approx(
+        kl_divergence(Normal(old_mean, 1.0), new).sum(-1).mean().item(), 1e-4
+    )
+    assert ratio == pytest.approx(expected, rel=1e-4)
+
+
+def test_approximate_kl_equals_a_slow_loop_and_estimates_the_exact_kl():
+    draw = torch.Generator().manual_seed(1)
+    old, new = Normal(0.0, 1.0), Normal(torch.tensor(0.3, dtype=torch.float64), 0.9)
+    action = torch.randn(200_000, generator=draw, dtype=torch.float64)
+    log_ratio = new.log_prob(action) - old.log_prob(action)
+    k1, k3 = ppo.approximate_kl(log_ratio)
+    few = log_ratio[:50].tolist()
+    slow = sum(-x for x in few) / 50, sum(math.exp(x) - 1 - x for x in few) / 50
+    assert [x.item() for x in ppo.approximate_kl(log_ratio[:50])] == pytest.approx(slow)
+    exact = kl_divergence(old, new).item()
+    assert k1.item() == pytest.approx(exact, abs=0.003)
+    assert k3.item() == pytest.approx(exact, abs=0.003)
+
+
+def test_kl_coef_halves_below_and_doubles_above_the_target():
+    for mean_kl, expected in ((0.0066, 1), (0.0067, 2), (0.01, 2), (0.0149, 2), (0.0151, 4)):
+        assert ppo.adapted_kl_coef(2, mean_kl, 0.01) == expected
+
+
+def test_kl_coef_adapts_over_the_updates_of_a_run(observe):
+    settings = {"clip_coef": math.inf, "kl_coef": 1.0, "total_timesteps": 18}
+    for kl_target, factor in ((1e-12, 2.0), (1e12, 0.5), (None, 1.0)):
+        seen = observe(**settings, kl_target=kl_target)
+        assert [x["charts/kl_coef"] for x in seen.reports] == [1, factor, factor**2]
+        assert [x.limits[2] for x in seen.calls[::4]] == [1, factor, factor**2]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_running_statistics_equal_numpy_on_all_batches_together(seed):
+    draw = np.random.default_rng(seed)
+    batches = [draw.normal(1e3, 2, (size, 3)) for size in draw.integers(1, 20, 40)]
+    statistics = ppo.RunningMeanStd(3)
+    for batch in batches:
+        statistics.update(batch)
+    # The first guess, mean 0 and variance 1, has the weight of 1e-4 of a step.
+    together, weight = np.concatenate(batches), 1e-4
+    count = len(together) + weight
+    mean = together.sum(0) / count
+    squares = ((together - mean) ** 2).sum(0) + weight * (1 + mean**2)
+    np.testing.assert_allclose(statistics.mean, mean, rtol=1e-10)
+    np.testing.assert_allclose(statistics.std, np.sqrt(squares / count), rtol=1e-7)
+    np.testing.assert_allclose(statistics.mean, together.mean(0), rtol=1e-4)
+    assert statistics.mean.dtype == statistics.std.dtype == np.float64
+
+
+def test_running_statistics_come_back_from_a_state_dict():
+    statistics, loaded = ppo.RunningMeanStd(2), ppo.RunningMeanStd(2)
+    statistics.update(np.array([[1.0, 2.0], [3.0, 5.0]]))
+    loaded.load_state_dict(statistics.state_dict())
+    for x in (statistics, loaded):
+        x.update(np.array([[7.0, 1.0]]))
+    assert np.array_equal(statistics.mean, loaded.mean)
+    assert np.array_equal(statistics.std, loaded.std) and statistics.count == loaded.count
