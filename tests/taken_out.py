@@ -89,7 +89,7 @@ TAKEN_OUT = {
         ("policy_hidden if args.share_network else hidden()", "policy_hidden"),
     ],
     "continuous 1": [
-        ("action[t] = policy(next_observation) + std * noise[t]", "action[t] = policy(next_observation)"),
+        (" + std * noise[t]\n", "\n"),
         (
             "action[t] = policy(next_observation) + std * noise[t]",
             "action[t] = policy(next_observation) + std * np.sign(noise[t])",

@@ -38,7 +38,8 @@ def gradients_of(agent, minibatch, **settings):
     args = ppo.Args(**{"max_grad_norm": math.inf} | settings)
     limits = [torch.tensor(x) for x in (args.clip_coef, args.clip_value_coef, args.kl_coef)]
     parameters = list(agent.parameters())
-    return ppo.policy_and_value_gradients(agent, parameters, args, limits, torch.zeros(3), minibatch)
+    old = limits, torch.zeros(3), minibatch
+    return ppo.policy_and_value_gradients(agent, parameters, args, *old)
 
 
 class ValueTable(nn.Module):

@@ -115,7 +115,8 @@ def test_kl_term_left_out_at_0_equals_the_full_formula():
     args = ppo.Args(max_grad_norm=math.inf, kl_coef=1.0)  # the term is there, with the weight 0
     limits = [torch.tensor(x) for x in (args.clip_coef, args.clip_value_coef, 0.0)]
     parameters = list(agent.parameters())
-    full = ppo.policy_and_value_gradients(agent, parameters, args, limits, torch.zeros(3), minibatch)
+    old = limits, torch.zeros(3), minibatch
+    full = ppo.policy_and_value_gradients(agent, parameters, args, *old)
     torch.testing.assert_close(left_out, full, rtol=0, atol=1e-8)
 
 
