@@ -16,27 +16,25 @@
     python ppo_continuous.py                                        # Hopper-v5, 1M steps
     python ppo_continuous.py --env-id Walker2d-v5 --seed 2 --compile
 
-Source of the list of details: Huang et al. (2022), "The 37 Implementation Details of Proximal
-Policy Optimization". E1-E9: the code-level optimizations of Engstrom et al. (2020).
+The list of details: Huang et al. (2022), "The 37 Implementation Details of Proximal Policy
+Optimization". E1-E9: the code-level optimizations of Engstrom et al. (2020).
 
 Holds: core 1-13, continuous 1-9, aux 1, aux 3
 Leaves out: atari 1-9, lstm 1-5, multidiscrete 1, aux 2, aux 4
 
-Three objectives, one formula, min(ratio * A, clip(ratio, 1 +- clip_coef) * A) - kl_coef * KL:
-    PPO          (the defaults)
-    PPO-NoClip   --clip-coef inf
-    PPO-Penalty  --clip-coef inf --kl-coef 1 [--kl-target 0.01: adaptive coefficient]
+One objective, min(ratio * A, clip(ratio, 1 +- clip_coef) * A) - kl_coef * KL, holds PPO (the
+defaults), PPO-NoClip (--clip-coef inf) and PPO-Penalty (--clip-coef inf --kl-coef 1, and
+--kl-target 0.01 for the adaptive coefficient).
 
 Shapes: T steps of a rollout, N environments, B = T * N batch, M minibatch, O observation,
 A action. A bare name is (T, N, ...), b_ is the flat batch (B, ...), mb_ a minibatch (M, ...).
 An *update* is one rollout and what is learned from it; an *epoch* is one pass over its batch. A
 *step* is one action in one environment; `global_step` counts those of all environments together.
-
-Ends of episodes: `terminated` (the task is over) and `truncated` (a time limit) stay apart. Both
+`terminated` (the task is over) and `truncated` (a time limit) stay apart: both end an episode and
 cut the sum over lambda, only termination cuts the bootstrap from the next observation's value.
 
-Reading order: Args, then `train` from top to bottom, each function when the loop calls it. What
-stands below the line "Plumbing" may be skipped.
+Reading order: Args, then `train`, and each function when the loop calls it. What stands below the
+line "Plumbing" may be skipped.
 """
 
 import dataclasses
@@ -104,17 +102,7 @@ class Args:
     num_updates: int = dataclasses.field(init=False)  # K
 
     def __post_init__(self):
-        counts = "total_timesteps num_envs num_steps num_minibatches update_epochs threads"
-        intervals = {
-            "[1, inf)": counts + " checkpoint_every",
-            "[0, 1]": "gamma gae_lambda",
-            "[0, inf)": "kl_coef vf_coef",
-            "[0, 1e18]": "seed",
-            "(-inf, inf)": "ent_coef",
-            "(0, inf)": "learning_rate value_learning_rate adam_eps kl_target target_kl",
-            "(0, inf]": "max_grad_norm clip_coef clip_value_coef clip_obs clip_reward",
-        }
-        check_settings(self, intervals)
+        check_settings(self)
         if self.kl_target is not None and self.kl_coef == 0:
             raise BadInput("--kl-target adapts --kl-coef, which is 0; type --kl-coef 1 as well.")
         self.batch_size, self.minibatch_size, self.num_updates = batch_sizes(self)
@@ -136,12 +124,6 @@ class RunningMeanStd:
             self.mean = self.mean + deviation / self.count
             self.squares = self.squares + deviation * (row - self.mean)
         self.std = np.sqrt(np.maximum(self.squares / self.count, 1e-8))
-
-    def state_dict(self):
-        return {name: torch.tensor(x, dtype=torch.float64) for name, x in vars(self).items()}
-
-    def load_state_dict(self, state):
-        vars(self).update({name: x.numpy().copy() for name, x in state.items()})
 
 
 def normalize_obs(raw_obs, statistics, clip_obs):
@@ -575,12 +557,22 @@ class Interrupted(Exception):
     """Ctrl-C or SIGTERM, after the update that was running: exit status 130 or 143."""
 
 
-def check_settings(args, intervals):
-    """Raise BadInput unless named numbers lie in their interval and choices are known ones."""
+def check_settings(args):
+    """Raise BadInput unless numbers lie in their interval and choices are known ones."""
+    counts = "total_timesteps num_envs num_steps num_minibatches update_epochs threads"
+    intervals = {
+        "[1, inf)": counts + " checkpoint_every",
+        "[0, 1]": "gamma gae_lambda",
+        "[0, inf)": "kl_coef vf_coef",
+        "[0, 1e18]": "seed",
+        "(-inf, inf)": "ent_coef",
+        "(0, inf)": "learning_rate value_learning_rate adam_eps kl_target target_kl",
+        "(0, inf]": "max_grad_norm clip_coef clip_value_coef clip_obs clip_reward",
+    }
     for interval, names in intervals.items():
         low, high = (float(end) for end in interval[1:-1].split(","))
         for name in names.split():
-            x = getattr(args, name)
+            x = getattr(args, name, None)  # not every script has every field
             above = x is None or x > low or (x == low and interval[0] == "[")
             below = x is None or x < high or (x == high and interval[-1] == "]")
             if not (above and below):
@@ -623,7 +615,7 @@ def parse_args(args_class, argv):
     if resume is None:
         return tyro.cli(args_class, args=argv)
     saved = load_config(args_class, resume)
-    args = tyro.cli(args_class, args=argv, default=saved)
+    args = dataclasses.replace(tyro.cli(args_class, args=argv, default=saved))  # derived anew
     for field in dataclasses.fields(args):
         before, now = getattr(saved, field.name), getattr(args, field.name)
         free = field.name in ("total_timesteps", "resume", "checkpoint_every", "runs_dir")
@@ -660,7 +652,7 @@ class Environment:
         render = {"render_mode": render_mode} if render_mode else {}
         try:
             kwargs = json.loads(args.env_kwargs)
-            self.env = gym.make(args.env_id, **kwargs, **render)
+            self.env = gym.make(args.env_id, **(kwargs | render))
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(f"--env-id {args.env_id} {args.env_kwargs}: {reason}") from None
@@ -852,12 +844,12 @@ class Run:
 
     def restore(self):
         try:
-            state = torch.load(self.directory / "checkpoint.pt", weights_only=True)
+            state = torch.load(self.directory / "checkpoint.pt", "cpu", weights_only=True)
             for name, part in self.parts.items():
                 load_part(part, state["parts"][name])
             counters = state["counters"]
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise BadInput(f"{self.directory}/checkpoint.pt can't be used: {reason}") from None
         self.update, self.global_step = counters["update"], counters["global_step"]
         self.seconds = counters["seconds"]
@@ -866,9 +858,8 @@ class Run:
             raise BadInput(f"{self.directory} is complete; type --total-timesteps to go on.")
         for path in self.directory.glob("*.csv"):  # drop rows beyond the checkpoint, a torn one too
             lines = path.read_text().splitlines(keepends=True)
-            kept = [
-                x for x in lines[1:] if x[-1] == "\n" and int(x.split(",")[0]) <= self.global_step
-            ]
+            lines = [line for line in lines if line.endswith("\n")]
+            kept = [x for x in lines[1:] if int(x.split(",")[0]) <= self.global_step]
             path.with_suffix(".tmp").write_text("".join(lines[:1] + kept))
             os.replace(path.with_suffix(".tmp"), path)
 
@@ -899,18 +890,26 @@ class Run:
 
 
 def part_state(part):
+    """What a checkpoint keeps of a module, optimizer, generator, tensor, or object of arrays."""
     if isinstance(part, torch.Tensor):
         return part
-    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
+    if isinstance(part, torch.Generator):
+        return part.get_state()
+    if hasattr(part, "state_dict"):
+        return part.state_dict()
+    return {name: torch.tensor(x, dtype=torch.float64) for name, x in vars(part).items()}
 
 
 def load_part(part, state):
+    """Give a part what part_state took from it."""
     if isinstance(part, torch.Tensor):
         part.copy_(state)
     elif isinstance(part, torch.Generator):
         part.set_state(state)
-    else:
+    elif hasattr(part, "load_state_dict"):
         part.load_state_dict(state)
+    else:
+        vars(part).update({name: state[name].numpy().copy() for name in vars(part)})
 
 
 def launch(train, args_class, argv):
@@ -918,7 +917,7 @@ def launch(train, args_class, argv):
     try:
         train(parse_args(args_class, sys.argv[1:] if argv is None else argv))
     except (BadInput, RunFailed, Interrupted, KeyboardInterrupt, OSError) as error:
-        print(f"{Path(__file__).name}: {error or 'stopped at once'}", file=sys.stderr)
+        print(f"{Path(__file__).name}: {str(error) or 'stopped at once'}", file=sys.stderr)
         if isinstance(error, Interrupted) and "SIGTERM" in str(error):
             return 143
         if isinstance(error, (Interrupted, KeyboardInterrupt)):

@@ -66,17 +66,7 @@ class Args:
     num_updates: int = dataclasses.field(init=False)  # K
 
     def __post_init__(self):
-        counts = "total_timesteps num_envs num_steps num_minibatches update_epochs threads"
-        intervals = {
-            "[1, inf)": counts + " checkpoint_every",
-            "[0, 1]": "gamma gae_lambda",
-            "[0, inf)": "vf_coef",
-            "[0, 1e18]": "seed",
-            "(-inf, inf)": "ent_coef",
-            "(0, inf)": "learning_rate",
-            "(0, inf]": "clip_coef",
-        }
-        check_settings(self, intervals)
+        check_settings(self)
         self.batch_size, self.minibatch_size, self.num_updates = batch_sizes(self)
 
 
@@ -284,12 +274,22 @@ class Interrupted(Exception):
     """Ctrl-C or SIGTERM, after the update that was running: exit status 130 or 143."""
 
 
-def check_settings(args, intervals):
-    """Raise BadInput unless named numbers lie in their interval and choices are known ones."""
+def check_settings(args):
+    """Raise BadInput unless numbers lie in their interval and choices are known ones."""
+    counts = "total_timesteps num_envs num_steps num_minibatches update_epochs threads"
+    intervals = {
+        "[1, inf)": counts + " checkpoint_every",
+        "[0, 1]": "gamma gae_lambda",
+        "[0, inf)": "kl_coef vf_coef",
+        "[0, 1e18]": "seed",
+        "(-inf, inf)": "ent_coef",
+        "(0, inf)": "learning_rate value_learning_rate adam_eps kl_target target_kl",
+        "(0, inf]": "max_grad_norm clip_coef clip_value_coef clip_obs clip_reward",
+    }
     for interval, names in intervals.items():
         low, high = (float(end) for end in interval[1:-1].split(","))
         for name in names.split():
-            x = getattr(args, name)
+            x = getattr(args, name, None)  # not every script has every field
             above = x is None or x > low or (x == low and interval[0] == "[")
             below = x is None or x < high or (x == high and interval[-1] == "]")
             if not (above and below):
@@ -332,7 +332,7 @@ def parse_args(args_class, argv):
     if resume is None:
         return tyro.cli(args_class, args=argv)
     saved = load_config(args_class, resume)
-    args = tyro.cli(args_class, args=argv, default=saved)
+    args = dataclasses.replace(tyro.cli(args_class, args=argv, default=saved))  # derived anew
     for field in dataclasses.fields(args):
         before, now = getattr(saved, field.name), getattr(args, field.name)
         free = field.name in ("total_timesteps", "resume", "checkpoint_every", "runs_dir")
@@ -369,7 +369,7 @@ class Environment:
         render = {"render_mode": render_mode} if render_mode else {}
         try:
             kwargs = json.loads(args.env_kwargs)
-            self.env = gym.make(args.env_id, **kwargs, **render)
+            self.env = gym.make(args.env_id, **(kwargs | render))
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(f"--env-id {args.env_id} {args.env_kwargs}: {reason}") from None
@@ -561,12 +561,12 @@ class Run:
 
     def restore(self):
         try:
-            state = torch.load(self.directory / "checkpoint.pt", weights_only=True)
+            state = torch.load(self.directory / "checkpoint.pt", "cpu", weights_only=True)
             for name, part in self.parts.items():
                 load_part(part, state["parts"][name])
             counters = state["counters"]
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise BadInput(f"{self.directory}/checkpoint.pt can't be used: {reason}") from None
         self.update, self.global_step = counters["update"], counters["global_step"]
         self.seconds = counters["seconds"]
@@ -575,9 +575,8 @@ class Run:
             raise BadInput(f"{self.directory} is complete; type --total-timesteps to go on.")
         for path in self.directory.glob("*.csv"):  # drop rows beyond the checkpoint, a torn one too
             lines = path.read_text().splitlines(keepends=True)
-            kept = [
-                x for x in lines[1:] if x[-1] == "\n" and int(x.split(",")[0]) <= self.global_step
-            ]
+            lines = [line for line in lines if line.endswith("\n")]
+            kept = [x for x in lines[1:] if int(x.split(",")[0]) <= self.global_step]
             path.with_suffix(".tmp").write_text("".join(lines[:1] + kept))
             os.replace(path.with_suffix(".tmp"), path)
 
@@ -608,18 +607,26 @@ class Run:
 
 
 def part_state(part):
+    """What a checkpoint keeps of a module, optimizer, generator, tensor, or object of arrays."""
     if isinstance(part, torch.Tensor):
         return part
-    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
+    if isinstance(part, torch.Generator):
+        return part.get_state()
+    if hasattr(part, "state_dict"):
+        return part.state_dict()
+    return {name: torch.tensor(x, dtype=torch.float64) for name, x in vars(part).items()}
 
 
 def load_part(part, state):
+    """Give a part what part_state took from it."""
     if isinstance(part, torch.Tensor):
         part.copy_(state)
     elif isinstance(part, torch.Generator):
         part.set_state(state)
-    else:
+    elif hasattr(part, "load_state_dict"):
         part.load_state_dict(state)
+    else:
+        vars(part).update({name: state[name].numpy().copy() for name in vars(part)})
 
 
 def launch(train, args_class, argv):
@@ -627,7 +634,7 @@ def launch(train, args_class, argv):
     try:
         train(parse_args(args_class, sys.argv[1:] if argv is None else argv))
     except (BadInput, RunFailed, Interrupted, KeyboardInterrupt, OSError) as error:
-        print(f"{Path(__file__).name}: {error or 'stopped at once'}", file=sys.stderr)
+        print(f"{Path(__file__).name}: {str(error) or 'stopped at once'}", file=sys.stderr)
         if isinstance(error, Interrupted) and "SIGTERM" in str(error):
             return 143
         if isinstance(error, (Interrupted, KeyboardInterrupt)):

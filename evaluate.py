@@ -1,0 +1,186 @@
+"""Plays a trained run: mean return and length, and videos if asked for.
+
+    python evaluate.py RUN [--episodes 3] [--video videos]
+
+Or in one's own code: load_policy(RUN) is a function from a raw observation to an action.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+
+
+@dataclasses.dataclass
+class Options:
+    """Play episodes with the policy of a run, as its last checkpoint has it."""
+
+    run: tyro.conf.Positional[str]  # directory of the run
+    episodes: int = 10  # how many are played
+    stochastic: bool = False  # draw actions as in training; off: act with the mean
+    video: str | None = None  # folder that gets one mp4 per episode
+    seed: int = 1  # of environments and drawn actions; never those of a training
+
+
+class BadInput(Exception):
+    """What was given can't be used: one line, exit status 2."""
+
+
+def one_line(error):
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def no_video(error):
+    needs = "pip install moviepy; on Linux without a display also apt-get install libegl1"
+    print(f"evaluate.py: no video ({needs}): {one_line(error)}", file=sys.stderr)
+
+
+def script_of(run):
+    """Import the script that config.json names, if it is one of those beside this file."""
+    try:
+        name = json.loads(Path(run, "config.json").read_text())["script"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BadInput(f"{run} is no run directory: no config.json that names a script") from None
+    path = Path(__file__).parent / f"{name}.py"
+    if not re.fullmatch(r"(ppo|trpo)_\w+", str(name)) or not path.is_file():
+        raise BadInput(f"{run}/config.json names {name!r}, no ppo_*.py or trpo_*.py beside this")
+    spec = importlib.util.spec_from_file_location(name, path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+class Policy:
+    """The policy of a run, statistics frozen: call it with what `reset` and `step` return."""
+
+    def __init__(self, run, seed=1):
+        self.script = script = script_of(run)
+        try:
+            self.args = args = script.load_config(script.Args, run)
+            self.environment = env = script.Environment(args)
+        except script.BadInput as error:
+            raise BadInput(str(error)) from None
+        self.agent = script.Agent(env.observation_size, env.action_size, args)
+        self.generator = torch.Generator().manual_seed(seed)
+        try:
+            parts = torch.load(Path(run, "checkpoint.pt"), "cpu", weights_only=True)["parts"]
+            self.agent.load_state_dict(parts["agent"])
+            self.normalize = lambda obs: obs.astype(np.float32)  # a script without statistics
+            if hasattr(script, "normalize_obs"):
+                statistics = script.RunningMeanStd(env.observation_size)
+                script.load_part(statistics, parts["obs_statistics"])
+                self.normalize = lambda obs: script.normalize_obs(obs, statistics, args.clip_obs)
+        except Exception as error:
+            raise BadInput(f"{run}/checkpoint.pt can't be used: {one_line(error)}") from None
+
+    def make_env(self, **kwargs):
+        """The gymnasium environment of the run; with render_mode="human" one watches it."""
+        return self.script.Environment(self.args, **kwargs).env
+
+    def __call__(self, raw_obs, stochastic=False):
+        """Observation as the environment returns it -> action for its `step`"""
+        space = self.environment.env.action_space
+        action = self.act(self.environment.observe(raw_obs), stochastic)
+        return action.astype(space.dtype, copy=False).reshape(space.shape)
+
+    @torch.inference_mode()
+    def act(self, obs, stochastic=False):
+        """Flat observation (O,), not yet normalized -> action (A,)"""
+        action = self.agent.policy(torch.from_numpy(self.normalize(obs[None])))[0]
+        if stochastic:
+            noise = torch.randn(len(action), generator=self.generator)
+            action = action + self.agent.log_std.exp() * noise
+        clips = getattr(self.args, "clip_actions", True)
+        bounds = (self.environment.low, self.environment.high) if clips else (-np.inf, np.inf)
+        return action.numpy().clip(*bounds)
+
+
+load_policy = Policy  # `seed` is that of stochastic actions
+
+
+def choose_renderer(folder):
+    """Without a display MuJoCo draws through EGL, if told so before it is imported. -> folder"""
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    try:
+        with contextlib.suppress(ImportError):  # other environments need no mujoco
+            import mujoco  # noqa: F401
+    except Exception as error:
+        os.environ.pop("MUJOCO_GL", None)  # with it the episodes couldn't even be played
+        return no_video(error)
+    return folder
+
+
+def write_frame(writer, env, path):
+    """Append what the environment shows to a video, begun at its first frame. -> writer"""
+    frame = env.render()
+    height, width = (side // 2 * 2 for side in frame.shape[:2])  # H.264 takes even sides
+    if writer is None:
+        from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter
+
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        writer = FFMPEG_VideoWriter(path, (width, height), env.metadata.get("render_fps", 30))
+    writer.write_frame(np.ascontiguousarray(frame[:height, :width]))
+    return writer
+
+
+def play(policy, options):
+    """Play the episodes, yielding return and length of each. A video that fails is one line."""
+    folder, name = options.video, Path(options.run).resolve().name
+    rendering = {} if folder is None else {"render_mode": "rgb_array"}
+    try:
+        env = policy.script.Environment(policy.args, **rendering)
+    except policy.script.BadInput as error:  # it can't be drawn, but it was made before
+        env, folder = policy.environment, no_video(error)
+    for episode in range(options.episodes):
+        # A training's spawn keys are 0 and 1, so no episode of it ever starts with this seed.
+        sequence = np.random.SeedSequence((options.seed, episode, 0), spawn_key=(2,))
+        seed = int.from_bytes(sequence.generate_state(4).tobytes(), "little")  # 128 bits
+        obs, ends, episodic_return, length, writer = env.reset(seed), [False], 0.0, 0, None
+        while not any(ends):
+            if folder is not None:
+                try:
+                    writer = write_frame(writer, env.env, f"{folder}/{name}-{episode + 1}.mp4")
+                except Exception as error:
+                    folder = no_video(error)
+            obs, reward, *ends = env.step(policy.act(obs, options.stochastic))
+            episodic_return, length = episodic_return + float(reward), length + 1
+        if writer is not None:
+            with contextlib.suppress(OSError):  # a broken pipe, told of when it broke
+                writer.close()
+        yield episodic_return, length
+
+
+def main(argv=None):
+    options, played, status = tyro.cli(Options, args=argv), [], 0
+    try:
+        for name, least in ("episodes", 1), ("seed", 0):
+            if getattr(options, name) < least:
+                raise BadInput(f"--{name} is {getattr(options, name)}; type {least} or more")
+        if options.video is not None:
+            options.video = choose_renderer(options.video)
+        policy = load_policy(options.run, options.seed)
+    except BadInput as error:
+        print(f"evaluate.py: {error}", file=sys.stderr)
+        return 2
+    torch.set_num_threads(1)  # more are slower for networks this small
+    try:
+        played.extend(play(policy, options))
+    except (policy.script.RunFailed, KeyboardInterrupt) as error:
+        print(f"evaluate.py: {str(error) or 'stopped'}", file=sys.stderr)
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+    for name, x in zip(("return", "length"), zip(*played)):
+        print(f"{name} {np.mean(x):.1f} ± {np.std(x):.1f} over {len(x)} episodes")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""evaluate.py plays what was trained: same statistics, same policy, and videos that decode."""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import evaluate
+
+SCRIPTS = ["ppo_continuous"]
+TINY = "--num-steps 64 --num-minibatches 2 --update-epochs 1 --total-timesteps 192".split()
+COMMAND = [sys.executable, evaluate.__file__]
+
+
+@pytest.fixture(scope="module", params=SCRIPTS)
+def script(request):
+    return importlib.import_module(request.param)
+
+
+@pytest.fixture(scope="module")
+def run(script, tmp_path_factory):
+    """A run of episodes of at most 20 steps."""
+    folder, short = tmp_path_factory.mktemp("runs"), '{"max_episode_steps": 20}'
+    argv = ["--env-id", "Hopper-v5", "--env-kwargs", short, *TINY, "--runs-dir", str(folder)]
+    assert script.main(argv) == 0
+    return next(folder.iterdir())
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+def output(capsys, *argv):
+    capsys.readouterr()
+    status = evaluate.main([str(x) for x in argv])
+    return status, *capsys.readouterr()
+
+
+def test_same_seed_same_result(run, capsys):
+    for options in ["--episodes=3"], ["--episodes=3", "--stochastic"]:
+        first, again = output(capsys, run, *options), output(capsys, run, *options)
+        other = output(capsys, run, *options, "--seed=2")
+        assert first == again != other and first[0] == 0
+        assert first[1].startswith("return ") and "length " in first[1] and " ± " in first[1]
+    assert output(capsys, run)[1] != output(capsys, run, "--stochastic")[1]
+
+
+def test_statistics_are_frozen_and_actions_are_the_scripts_own(script, run):
+    policy = evaluate.load_policy(run)
+    env = policy.make_env()
+    raw_obs, _ = env.reset(seed=0)
+    first = policy(raw_obs)
+    obs = raw_obs
+    for _ in range(30):
+        obs, _, terminated, truncated, _ = env.step(policy(obs, stochastic=True))
+        if terminated or truncated:
+            obs, _ = env.reset()
+    assert np.array_equal(policy(raw_obs), first)
+    assert env.action_space.contains(first)
+
+    args = script.load_config(script.Args, run)
+    parts = torch.load(run / "checkpoint.pt", weights_only=True)["parts"]
+    agent, statistics = script.Agent(11, 3, args), script.RunningMeanStd(11)
+    agent.load_state_dict(parts["agent"])
+    script.load_part(statistics, parts["obs_statistics"])
+    normalized = script.normalize_obs(raw_obs[None], statistics, args.clip_obs)
+    with torch.no_grad():
+        mean = agent.policy(torch.from_numpy(normalized))[0].numpy()
+    assert np.array_equal(first, mean.clip(-1, 1)) and not np.array_equal(normalized, raw_obs)
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_actions_are_clipped_as_in_training(copy, clips):
+    config = json.loads((copy / "config.json").read_text())
+    config["settings"]["clip_actions"] = clips
+    (copy / "config.json").write_text(json.dumps(config))
+    state = torch.load(copy / "checkpoint.pt", weights_only=True)
+    state["parts"]["agent"]["policy.4.bias"] += 5.0
+    torch.save(state, copy / "checkpoint.pt")
+    action = evaluate.load_policy(copy)(np.zeros(11))
+    assert (action == 1.0).all() if clips else (action > 4.0).all()
+
+
+def test_seeds_are_not_those_of_a_training(script, run, monkeypatch):
+    seeds = []
+
+    class Environment(script.Environment):
+        def reset(self, seed=None):
+            seeds.append(seed)
+            return super().reset(seed)
+
+    monkeypatch.setattr(script, "Environment", Environment)
+    args = script.load_config(script.Args, run)
+    args.heldout, args.runs_dir = True, str(run.parent.parent)
+    script.train(args)
+    training = {seed for seed in seeds if seed is not None}
+    policy, options = evaluate.load_policy(run), evaluate.Options(str(run), episodes=5)
+    policy.environment = Environment(args)
+    policy.script = script  # with the Environment above
+    seeds.clear()
+    list(evaluate.play(policy, options))
+    assert len(training) == 2 and len(set(seeds)) == 5 and not training & set(seeds)
+    assert max(seeds) > 2**100
+
+
+def has_egl():
+    code = "import mujoco; mujoco.GLContext(64, 64).make_current()"
+    environment = os.environ | {"MUJOCO_GL": "egl"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True).returncode == 0
+
+
+def test_video_plays(run, tmp_path):
+    if not has_egl():
+        pytest.skip("no EGL here")
+    imageio = pytest.importorskip("imageio.v3")
+    environment = {x: y for x, y in os.environ.items() if x not in ("DISPLAY", "MUJOCO_GL")}
+    command = [*COMMAND, run, "--episodes", "2", "--video", tmp_path / "videos"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    plain = subprocess.run(command[:-2], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == plain.stdout, done.stderr
+    videos = sorted(Path(tmp_path, "videos").iterdir())
+    assert len(videos) == 2 and all(path.suffix == ".mp4" for path in videos)
+    for path in videos:
+        frames = imageio.imread(path, plugin="FFMPEG")
+        assert len(frames) >= 10 and frames.mean() > 10
+        assert np.abs(frames[0].astype(int) - frames[-1]).max() > 50  # it moves
+
+
+def test_missing_renderer_is_one_line_and_loses_nothing(run, tmp_path):
+    plain = subprocess.run([*COMMAND, run, "--episodes=1"], capture_output=True, text=True)
+    environment = os.environ | {"MUJOCO_GL": "no-such-renderer"}
+    command = [*COMMAND, run, "--episodes=1", "--video", tmp_path / "videos"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == plain.stdout
+    (line,) = done.stderr.splitlines()
+    assert "no video" in line and "apt-get install" in line
+
+
+def test_folder_that_cannot_be_made_loses_nothing(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", os.environ.get("MUJOCO_GL", "egl"))
+    (tmp_path / "file").write_text("")
+    status, text, error = output(capsys, run, "--episodes=1", "--video", tmp_path / "file")
+    assert status == 0 and "return " in text and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["missing", "config", "script", "path", "settings", "environment"]
+    + ["no-checkpoint", "garbage", "empty", "network", "episodes", "seed"],
+)
+def test_bad_input_is_one_line_and_status_2(copy, capsys, case):
+    config, checkpoint, options = copy / "config.json", copy / "checkpoint.pt", []
+    saved = json.loads(config.read_text())
+    if case == "missing":
+        shutil.rmtree(copy)
+    elif case == "config":
+        config.write_text("[1]")
+    elif case in ("script", "path"):
+        name = {"script": "ppo_nothing", "path": "../main/ppo_continuous"}[case]
+        config.write_text(json.dumps(saved | {"script": name}))
+    elif case == "settings":
+        config.write_text(json.dumps(saved | {"settings": {}}))
+    elif case == "environment":
+        saved["settings"]["env_id"] = "Nope-v0"
+        config.write_text(json.dumps(saved))
+    elif case == "no-checkpoint":
+        checkpoint.unlink()
+    elif case in ("garbage", "empty"):
+        checkpoint.write_bytes(b"junk" * 99 * (case == "garbage"))
+    elif case == "network":
+        state = torch.load(checkpoint, weights_only=True)
+        state["parts"]["agent"]["log_std"] = torch.zeros(7)
+        torch.save(state, checkpoint)
+    else:
+        options = [f"--{case}=-1"]
+    status, text, error = output(capsys, copy, *options)
+    assert status == 2 and not text and len(error.splitlines()) == 1
+    assert error.startswith("evaluate.py: ")
+
+
+def test_environment_that_fails_has_status_1(run, capsys, monkeypatch):
+    from gymnasium.envs.mujoco.hopper_v5 import HopperEnv
+
+    def fail(self, action):
+        raise ZeroDivisionError("the wheel came off")
+
+    monkeypatch.setattr(HopperEnv, "step", fail)
+    status, _, error = output(capsys, run)
+    assert status == 1 and "the wheel came off" in error and len(error.splitlines()) == 1

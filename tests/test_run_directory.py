@@ -1,0 +1,254 @@
+"""The directory of a run: its files, resume, lock, names, and what the same seed gives."""
+
+import csv
+import fcntl
+import importlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+import torch
+from gymnasium.envs.mujoco.hopper_v5 import HopperEnv
+
+SCRIPTS = ["ppo_continuous"]
+SMALL = "--num-steps 64 --num-minibatches 2 --update-epochs 1".split()
+TINY = [*SMALL, "--total-timesteps", "192"]
+TAGS = """charts/episodic_return charts/episodic_length charts/SPS losses/policy_loss
+losses/value_loss losses/entropy losses/approx_kl losses/old_approx_kl losses/clipfrac
+losses/explained_variance charts/learning_rate""".split()
+
+gym.register("ns/Env-v0", entry_point=HopperEnv)
+
+
+@pytest.fixture(params=SCRIPTS)
+def script(request):
+    return importlib.import_module(request.param)
+
+
+@pytest.fixture
+def start(script, tmp_path):
+    """Train with these options -> the run's directory"""
+
+    def start(*argv):
+        before = set(tmp_path.glob("*"))
+        assert script.main([*argv, "--runs-dir", str(tmp_path)]) == 0
+        (run,) = set(tmp_path.glob("*")) - before
+        return run
+
+    return start
+
+
+def rows(run, name):
+    with open(Path(run, f"{name}.csv")) as file:
+        return list(csv.DictReader(file))
+
+
+def weights(run):
+    return torch.load(Path(run, "checkpoint.pt"), weights_only=True)["parts"]["agent"]
+
+
+def assert_same_training(one, other):
+    episodes = [[x | {"seconds": None} for x in rows(run, "episodes")] for run in (one, other)]
+    assert episodes[0] == episodes[1] and episodes[0]
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_files_and_columns(script, start):
+    run = start(*TINY)
+    names = {re.sub(r"events\.out\..*", "events", path.name) for path in run.iterdir()}
+    assert names == {
+        "checkpoint.pt",
+        "config.json",
+        "episodes.csv",
+        "updates.csv",
+        "events",
+        "lock",
+    }
+    episodes, updates = rows(run, "episodes"), rows(run, "updates")
+    assert list(episodes[0]) == ["global_step", "seconds", "episodic_return", "episodic_length"]
+    ends = [int(x["global_step"]) for x in episodes]
+    assert [int(x["episodic_length"]) for x in episodes[1:]] == [
+        end - begin for begin, end in zip(ends, ends[1:])
+    ]
+    assert [int(x["global_step"]) for x in updates] == [64, 128, 192]
+    for name in (tag.split("/")[1] for tag in TAGS if tag.startswith("losses")):
+        assert all(x[name] not in ("", "nan") for x in updates)
+    assert all(float(x["mean_kl"]) >= 0 and float(x["max_ratio"]) > 0 for x in updates)
+    assert re.fullmatch(r"Hopper-v5__\w+__s1__\d{8}-\d{6}-\w+", run.name)
+
+
+def test_config_is_strict_json_with_infinity_as_a_string(script, start):
+    run = start(*TINY, "--clip-coef", "inf", "--max-grad-norm", "inf")
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    config = json.loads((run / "config.json").read_text(), parse_constant=refuse)
+    assert config["settings"]["clip_coef"] == config["settings"]["max_grad_norm"] == "inf"
+    assert {"python", "torch", "gymnasium", "mujoco", "numpy"} <= set(config["versions"])
+    assert config["script"] == script.__name__ and "command" in config and "git_commit" in config
+    fields = {field.name for field in script.dataclasses.fields(script.Args) if field.init}
+    assert set(config["settings"]) == fields
+    assert script.load_config(script.Args, run).clip_coef == float("inf")
+
+
+def test_tensorboard_has_the_names_of_cleanrl(start):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = start(*TINY)
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    assert set(TAGS) <= set(events.Tags()["scalars"])
+    assert [x.step for x in events.Scalars("losses/value_loss")] == [64, 128, 192]
+    returns = [x.value for x in events.Scalars("charts/episodic_return")]
+    assert returns == pytest.approx([float(x["episodic_return"]) for x in rows(run, "episodes")])
+
+
+def test_names_are_safe_and_never_shared(script, start, monkeypatch, tmp_path):
+    monkeypatch.setattr(script.time, "strftime", lambda form: "20260101-000000")
+    runs = [start("--env-id", "ns/Env-v0", *TINY) for _ in range(2)]
+    assert runs[0] != runs[1] and runs[0].parent == runs[1].parent == tmp_path
+    assert all((run / "checkpoint.pt").is_file() and "/" not in run.name for run in runs)
+
+
+def test_same_seed_same_training_and_another_seed_another(start):
+    one, other = start(*TINY), start(*TINY)
+    assert_same_training(one, other)
+    third = start(*TINY, "--seed", "2")
+    assert not torch.equal(weights(one)["log_std"], weights(third)["log_std"])
+
+
+def test_heldout_batch_changes_nothing(start):
+    one, other = start(*TINY), start(*TINY, "--heldout")
+    assert_same_training(one, other)
+    columns = {"heldout_mean_kl", "heldout_max_ratio"}
+    assert columns <= set(rows(other, "updates")[0]) and not columns & set(rows(one, "updates")[0])
+    assert all(float(x["heldout_mean_kl"]) > 0 for x in rows(other, "updates"))
+
+
+@pytest.mark.slow
+def test_compiled_update_equals_eager_and_itself(start):
+    once = [*SMALL, "--total-timesteps", "64"]
+    eager, *compiled = start(*once), start(*once, "--compile"), start(*once, "--compile")
+    assert_same_training(*compiled)
+    for x, y in zip(weights(eager).values(), weights(compiled[0]).values()):
+        torch.testing.assert_close(x, y, atol=1e-5, rtol=0)
+
+
+# ---- Interrupted runs ----
+
+LONG = [*SMALL, "--total-timesteps", "6400"]  # 100 updates
+
+
+@pytest.fixture
+def interrupted(script, tmp_path):
+    """Start a long run in a process, send it a signal after some updates -> run, status, stderr"""
+
+    def interrupted(number, updates, *argv):
+        command = [sys.executable, script.__file__, *LONG, *argv, "--runs-dir", str(tmp_path)]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and process.poll() is None:
+                run = next(tmp_path.glob("*/updates.csv"), None)
+                if run and run.read_text().count("\n") > updates:
+                    break
+                time.sleep(0.01)
+            process.send_signal(number)
+            error = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+        return run.parent, process.returncode, error
+
+    return interrupted
+
+
+def check_resumed(run, total=6400):
+    updates, episodes = rows(run, "updates"), rows(run, "episodes")
+    assert [int(x["global_step"]) for x in updates] == list(range(64, total + 1, 64))
+    for x in updates:  # the schedule goes on as if nothing had been
+        factor = 1 - (int(x["update"]) - 1) * 64 / total
+        assert float(x["learning_rate"]) == pytest.approx(3e-4 * factor)
+    steps, seconds = ([float(x[name]) for x in episodes] for name in ("global_step", "seconds"))
+    assert steps == sorted(steps) and seconds == sorted(seconds)
+    assert all(None not in x.values() and None not in x for x in [*episodes, *updates])
+    state = torch.load(run / "checkpoint.pt", weights_only=True)
+    assert state["counters"]["global_step"] == total
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_writes_the_checkpoint_and_says_how_to_go_on(script, interrupted, number, status):
+    run, returned, error = interrupted(number, 3)
+    assert returned == status
+    assert f"python {script.__name__}.py --resume {run}" in error and "Traceback" not in error
+    updates = rows(run, "updates")
+    state = torch.load(run / "checkpoint.pt", weights_only=True)
+    assert state["counters"]["update"] == len(updates) < 100
+    last = int(updates[-1]["global_step"])
+    assert all(int(x["global_step"]) <= last for x in rows(run, "episodes"))
+    assert script.main(["--resume", str(run)]) == 0
+    check_resumed(run)
+
+
+def test_killed_run_goes_on_from_its_checkpoint(script, interrupted):
+    run, returned, _ = interrupted(signal.SIGKILL, 12, "--checkpoint-every", "5")
+    assert returned == -signal.SIGKILL
+    kept = torch.load(run / "checkpoint.pt", weights_only=True)["counters"]
+    assert kept["update"] % 5 == 0 and 10 <= kept["update"] < 100
+    before = [x for x in rows(run, "episodes") if int(x["global_step"]) <= kept["global_step"]]
+    for name in "episodes", "updates":  # as if the disk had been full in the middle of a row
+        with open(run / f"{name}.csv", "a") as file:
+            file.write("64,1.2")
+    assert script.main(["--resume", str(run)]) == 0
+    check_resumed(run)
+    episodes = rows(run, "episodes")
+    assert episodes[: len(before)] == before
+    # The episodes after the restart are no replay of the first ones.
+    assert episodes[len(before)]["episodic_return"] != episodes[0]["episodic_return"]
+
+
+def test_kill_before_the_first_update_can_be_resumed(script, start):
+    run = start(*TINY)
+    fresh = run.parent / "fresh"
+    fresh.mkdir()
+    args = script.load_config(script.Args, run)
+    args.runs_dir = str(fresh)
+    with pytest.raises(ZeroDivisionError), script.Run(args, {}) as begun:
+        raise ZeroDivisionError
+    for name in "episodes", "updates":  # a header that was torn
+        (begun.directory / f"{name}.csv").write_text("global_st")
+    state = torch.load(run / "checkpoint.pt", weights_only=True)
+    counters = {"update": 0, "global_step": 0, "seconds": 0.0, "last_returns": []}
+    torch.save(state | {"counters": counters}, begun.directory / "checkpoint.pt")
+    assert script.main(["--resume", str(begun.directory)]) == 0
+    assert list(rows(begun.directory, "updates")[0])[:2] == ["global_step", "update"]
+    assert len(rows(begun.directory, "updates")) == 3
+
+
+def test_longer_total_recomputes_the_schedule(script, start):
+    run = start(*TINY)
+    assert script.main(["--resume", str(run), "--total-timesteps", "384"]) == 0
+    rates = [float(x["learning_rate"]) for x in rows(run, "updates")]
+    assert rates == pytest.approx([3e-4 * x for x in (1, 2 / 3, 1 / 3, 1 / 2, 1 / 3, 1 / 6)])
+    config = json.loads((run / "config.json").read_text())
+    assert config["settings"]["total_timesteps"] == 384
+
+
+def test_second_process_is_locked_out(script, start, capsys):
+    run = start(*TINY)
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    with open(run / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert script.main(["--resume", str(run), "--total-timesteps", "384"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "trained by another process" in line
+    assert before == {path: path.read_bytes() for path in run.iterdir()}
+    assert script.main(["--resume", str(run), "--total-timesteps", "384"]) == 0
