@@ -73,6 +73,8 @@ class Policy:
         try:
             parts = torch.load(Path(run, "checkpoint.pt"), "cpu", weights_only=True)["parts"]
             self.agent.load_state_dict(parts["agent"])
+            if not all(x.isfinite().all() for x in self.agent.state_dict().values()):
+                raise ValueError("its weights aren't finite")
             self.normalize = lambda obs: obs.astype(np.float32)  # a script without statistics
             if hasattr(script, "normalize_obs"):
                 statistics = script.RunningMeanStd(env.observation_size)
@@ -163,7 +165,7 @@ def main(argv=None):
     options, played, status = tyro.cli(Options, args=argv), [], 0
     try:
         for name, least in ("episodes", 1), ("seed", 0):
-            if getattr(options, name) < least:
+            if not least <= getattr(options, name) < 2**63:
                 raise BadInput(f"--{name} is {getattr(options, name)}; type {least} or more")
         if options.video is not None:
             options.video = choose_renderer(options.video)
@@ -178,7 +180,9 @@ def main(argv=None):
         print(f"evaluate.py: {str(error) or 'stopped'}", file=sys.stderr)
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
     for name, x in zip(("return", "length"), zip(*played)):
-        print(f"{name} {np.mean(x):.1f} ± {np.std(x):.1f} over {len(x)} episodes")
+        print(
+            f"{name} {np.mean(x):.1f} ± {np.std(x):.1f} over {len(x)} episode{'s' * (len(x) > 1)}"
+        )
     return status
 
 

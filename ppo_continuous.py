@@ -559,9 +559,10 @@ class Interrupted(Exception):
 
 def check_settings(args):
     """Raise BadInput unless numbers lie in their interval and choices are known ones."""
-    counts = "total_timesteps num_envs num_steps num_minibatches update_epochs threads"
     intervals = {
-        "[1, inf)": counts + " checkpoint_every",
+        "[1, 1e12]": "total_timesteps num_envs num_steps num_minibatches update_epochs",
+        "[1, inf)": "checkpoint_every",
+        "[1, 1024]": "threads",
         "[0, 1]": "gamma gae_lambda",
         "[0, inf)": "kl_coef vf_coef",
         "[0, 1e18]": "seed",
@@ -630,7 +631,7 @@ def load_config(args_class, run):
     try:
         config = json.loads(Path(run, "config.json").read_text())
         script, settings = config["script"], config["settings"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise BadInput(f"{run} is no run directory: it has no readable config.json.") from None
     if script != Path(__file__).stem:
         raise BadInput(f"{run} is a run of {script}.py; type python {script}.py --resume {run}")
@@ -638,11 +639,18 @@ def load_config(args_class, run):
     if not isinstance(settings, dict) or set(settings) != set(types):
         raise BadInput(f"{run}/config.json has not the settings of this version of {script}.py.")
     for name, x in settings.items():
-        settings[name] = float(x) if x == "inf" and "float" in types[name] else x
-    try:
-        return args_class(**settings)
-    except TypeError as error:
-        raise BadInput(f"{run}/config.json: {error}.") from None
+        kind = types[name]
+        if x == "inf" and "float" in kind:
+            settings[name] = math.inf
+        elif isinstance(x, bool) or "bool" in kind:
+            fits = isinstance(x, bool) and "bool" in kind
+        elif x is None or isinstance(x, str):
+            fits = "None" in kind if x is None else "str" in kind or "Literal" in kind
+        else:
+            fits = isinstance(x, int | float if "float" in kind else int)
+        if settings[name] is x and not fits:
+            raise BadInput(f"{run}/config.json: {name} is {x!r}, which is no {kind}.")
+    return args_class(**settings)
 
 
 class Environment:
@@ -677,14 +685,16 @@ class Environment:
         space = self.env.action_space
         action = action.astype(space.dtype, copy=False).reshape(space.shape)
         obs, reward, terminated, truncated, _ = self.guarded(self.env.step, action)
+        reward = self.guarded(lambda: float(np.asarray(reward).item()))
         if not math.isfinite(reward):
             raise RunFailed(f"the environment's reward is {reward}")
-        return self.observe(obs), reward, terminated, truncated
+        ends = self.guarded(bool, terminated), self.guarded(bool, truncated)
+        return self.observe(obs), reward, *ends
 
     def observe(self, obs):
         if not self.is_flat:
             obs = self.guarded(gym.spaces.flatten, self.env.observation_space, obs)
-        obs = np.asarray(obs, np.float64)
+        obs = self.guarded(np.asarray, obs, np.float64)
         if obs.shape != (self.observation_size,):
             raise RunFailed(f"the environment's observation has shape {obs.shape}")
         if not np.isfinite(obs).all():
@@ -694,7 +704,7 @@ class Environment:
     def guarded(self, function, *args, **kwargs):
         try:
             return function(*args, **kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(where.filename).name}, line {where.lineno}"
             raise RunFailed(f"the environment raised {error!r} in {where}") from error
@@ -843,23 +853,33 @@ class Run:
         os.replace(path.with_suffix(".tmp"), path)
 
     def restore(self):
+        """Take up the checkpoint, and drop the rows beyond it (and a torn one) from the CSVs."""
         try:
             state = torch.load(self.directory / "checkpoint.pt", "cpu", weights_only=True)
+            if state["script"] != self.script:
+                raise ValueError(f"it is of {state['script']}.py")
             for name, part in self.parts.items():
                 load_part(part, state["parts"][name])
             counters = state["counters"]
+            self.update, self.global_step = int(counters["update"]), int(counters["global_step"])
+            self.seconds = float(counters["seconds"])
+            self.last_returns.extend(map(float, counters["last_returns"]))
+            if self.update * self.args.batch_size != self.global_step:
+                raise ValueError(f"update {self.update} at step {self.global_step}")
         except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise BadInput(f"{self.directory}/checkpoint.pt can't be used: {reason}") from None
-        self.update, self.global_step = counters["update"], counters["global_step"]
-        self.seconds = counters["seconds"]
-        self.last_returns.extend(counters["last_returns"])
         if self.update >= self.args.num_updates:
             raise BadInput(f"{self.directory} is complete; type --total-timesteps to go on.")
-        for path in self.directory.glob("*.csv"):  # drop rows beyond the checkpoint, a torn one too
-            lines = path.read_text().splitlines(keepends=True)
+        for path in (self.directory / "episodes.csv", self.directory / "updates.csv"):
+            lines = (
+                path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else []
+            )
             lines = [line for line in lines if line.endswith("\n")]
-            kept = [x for x in lines[1:] if int(x.split(",")[0]) <= self.global_step]
+            steps = [re.match(r"\d+(?=,)", line) for line in lines[1:]]
+            kept = [
+                x for x, step in zip(lines[1:], steps) if step and int(step[0]) <= self.global_step
+            ]
             path.with_suffix(".tmp").write_text("".join(lines[:1] + kept))
             os.replace(path.with_suffix(".tmp"), path)
 
@@ -908,15 +928,24 @@ def load_part(part, state):
         part.set_state(state)
     elif hasattr(part, "load_state_dict"):
         part.load_state_dict(state)
+        for parameter, moments in getattr(part, "state", {}).items():  # an optimizer's
+            if any(x.dim() and x.shape != parameter.shape for x in moments.values()):
+                raise ValueError("the optimizer's moments don't fit the network")
     else:
-        vars(part).update({name: state[name].numpy().copy() for name in vars(part)})
+        arrays = {name: state[name].numpy().copy() for name in vars(part)}
+        if any(x.shape != np.shape(vars(part)[name]) for name, x in arrays.items()):
+            raise ValueError("the statistics don't fit the environment")
+        vars(part).update(arrays)
 
 
 def launch(train, args_class, argv):
     """Train with the settings of a command line; return the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # where it can't show a ×
     try:
         train(parse_args(args_class, sys.argv[1:] if argv is None else argv))
-    except (BadInput, RunFailed, Interrupted, KeyboardInterrupt, OSError) as error:
+    except (BadInput, RunFailed, Interrupted, KeyboardInterrupt, OSError, MemoryError) as error:
         print(f"{Path(__file__).name}: {str(error) or 'stopped at once'}", file=sys.stderr)
         if isinstance(error, Interrupted) and "SIGTERM" in str(error):
             return 143
