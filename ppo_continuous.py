@@ -72,7 +72,7 @@ class Args:
     anneal_clip: bool = False  # lower clip_coef and clip_value_coef like the learning rate
     kl_coef: float = 0.0  # weight of KL(old || new) in the objective; 0: off
     kl_target: float | None = None  # adapts kl_coef towards this mean KL; None: kl_coef is fixed
-    target_kl: float | None = None  # ends the epochs, before a step, above this KL; None: never
+    target_kl: float | None = None  # no step above this KL (CleanRL looks once an epoch); None: off
     norm_adv: bool = True  # advantages of each minibatch to mean 0, std 1
     clip_vloss: bool = True  # pessimistic value loss around the rollout's values
     clip_value_coef: float = 0.2  # its range
