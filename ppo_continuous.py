@@ -724,6 +724,7 @@ def compiled(function, wanted):
     if shutil.which(compiler) is None and shutil.which("clang++") is None:
         raise BadInput(f"--compile needs a C++ compiler, and there is no {compiler}; install it.")
     torch._dynamo.config.trace_autograd_ops = True
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # one graph needs no pool
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
