@@ -13,7 +13,7 @@
 # ///
 """PPO for continuous actions, with every implementation detail in plain sight.
 
-    python ppo_continuous.py                      # Hopper-v5, 1M steps: 8 minutes, returns 2300-2900
+    python ppo_continuous.py                     # Hopper-v5, 1M steps: 8 minutes, returns 2300-2900
     python ppo_continuous.py --env-id Walker2d-v5 --seed 2 --compile
 
 The list of details: Huang et al. (2022), "The 37 Implementation Details of Proximal Policy
