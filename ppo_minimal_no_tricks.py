@@ -95,20 +95,21 @@ def numpy_policy(agent):
     """
     is_tanh = any(isinstance(layer, nn.Tanh) for layer in agent.policy)
     f = np.tanh if is_tanh else lambda x: np.maximum(x, 0)
-    W1, b1, W2, b2, W3, b3 = (p.detach().cpu().numpy().T.copy() for p in agent.policy.parameters())
-    return lambda obs: f(f(obs @ W1 + b1) @ W2 + b2) @ W3 + b3
+    parameters = [np.atleast_2d(p.detach().cpu().numpy().T) for p in agent.policy.parameters()]
+    W1, b1, W2, b2, W3, b3 = (p.copy() for p in parameters)
+    return lambda obs: f(f(obs.dot(W1) + b1).dot(W2) + b2).dot(W3) + b3
 
 
 def gaussian_log_prob(action, mean, log_std):
-    """log p(action) = sum over A of -((action - mean) / std)**2 / 2 - log_std - log(2 pi) / 2.
+    """log p(action) = -sum over A of ((action - mean) / std)**2 / 2 + log_std + log(2 pi) / 2.
 
     action, mean: (B, A); log_std: (A,) -> (B,)
     """
     assert action.shape == mean.shape and log_std.shape == mean.shape[-1:]
     # [continuous 3] Independent components: the joint log-probability is the sum of theirs.
     deviation = (action - mean) * (-log_std).exp()
-    constant = log_std.sum() + 0.5 * math.log(2 * math.pi) * log_std.numel()
-    return -0.5 * deviation.square().sum(-1) - constant
+    constant = 0.5 * math.log(2 * math.pi) * log_std.numel()
+    return -(0.5 * deviation * deviation + log_std).sum(-1) - constant
 
 
 def gaussian_entropy(log_std):
@@ -145,41 +146,41 @@ def train(args):
     torch.manual_seed(args.seed)  # of the initial weights
     agent = Agent(O, A, args)
     generator = torch.Generator().manual_seed(args.seed)  # of action noise and minibatches
+    # One vector holds all parameters, and the network's own become views of it: so Adam moves one
+    # tensor instead of thirteen, in a third of the time.
+    parameters = list(agent.parameters())
+    vector = nn.utils.parameters_to_vector(parameters).detach()
+    nn.utils.vector_to_parameters(vector, parameters)
     # [no core 3] [no core 4] Adam with PyTorch's epsilon and a constant rate.
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+    optimizer = torch.optim.Adam([vector], lr=args.learning_rate, fused=True)
 
     with Run(args, {"agent": agent, "optimizer": optimizer, "generator": generator}) as run:
         # [core 1] Vectorized architecture: N environments step in lockstep, and their episodes run
         # on over the borders of the rollouts.
         raw_obs = np.stack([env.reset(run.env_seed(n)) for n, env in enumerate(envs)])
-        episode_return, episode_length = np.zeros(N), np.zeros(N, int)
 
         for _ in range(run.update, args.num_updates):
             # ---- Rollout ----
             # [no continuous 6] [no continuous 7] [no continuous 8] [no continuous 9] Observations
             # and rewards are used as they come.
             obs, action = np.zeros((T, N, O), np.float32), np.zeros((T, N, A), np.float32)
-            reward, final_obs = np.zeros((T, N)), []
-            terminated, truncated, ended = np.zeros((3, T, N), bool)
-            noise = torch.randn(T, N, A, generator=generator).numpy()
-            policy, std = numpy_policy(agent), agent.log_std.detach().exp().numpy()
+            reward, (terminated, truncated) = np.zeros((T, N)), np.zeros((2, T, N), bool)
+            final_obs = []
+            policy, log_std = numpy_policy(agent), agent.log_std.detach()
+            noise = (torch.randn(T, N, A, generator=generator) * log_std.exp()).numpy()
             for t in range(T):
                 run.global_step += N
                 obs[t] = raw_obs
-                action[t] = policy(obs[t]) + std * noise[t]
+                action[t] = policy(obs[t]) + noise[t]
                 # [continuous 5] Action clipping: the environment gets the clipped action, the
                 # batch keeps the one that was drawn.
                 for n, sent in enumerate(action[t].clip(envs[0].low, envs[0].high)):
-                    raw_obs[n], reward[t, n], *ends = envs[n].step(sent)
-                    terminated[t, n], truncated[t, n] = ends
-                ended[t] = terminated[t] | truncated[t]
-                episode_return += reward[t]
-                episode_length += 1
-                for n in np.flatnonzero(ended[t]):
-                    run.episode(episode_return[n], episode_length[n])
-                    episode_return[n] = episode_length[n] = 0
-                    final_obs.append((t, n, raw_obs[n].copy()))
-                    raw_obs[n] = envs[n].reset()
+                    outcome = envs[n].step(sent)
+                    raw_obs[n], reward[t, n], terminated[t, n], truncated[t, n] = outcome
+                    if terminated[t, n] or truncated[t, n]:
+                        run.episode(envs[n].episode_return, envs[n].episode_length)
+                        final_obs.append((t, n, raw_obs[n].copy()))
+                        raw_obs[n] = envs[n].reset()
 
             # ---- Advantages ----
             next_obs = np.concatenate([obs[1:], raw_obs[None].astype(np.float32)])
@@ -193,7 +194,7 @@ def train(args):
                 b_log_prob = gaussian_log_prob(b_action, agent.policy(b_obs), agent.log_std)
             # [core 5] Generalized advantage estimation; the value's target is advantage + value.
             value, next_value = (x.numpy().reshape(T, N) for x in (b_value, b_next_value))
-            ends, discounts = (terminated, ended), (args.gamma, args.gae_lambda)
+            ends, discounts = (terminated, terminated | truncated), (args.gamma, args.gae_lambda)
             advantage = compute_gae(reward, value, next_value, *ends, *discounts)
             # [no core 7] Advantages are used as they are.
             b_advantage = torch.from_numpy(advantage.astype(np.float32)).flatten()
@@ -218,9 +219,9 @@ def train(args):
                     # [core 10] One loss for both networks, with an entropy bonus.
                     entropy = gaussian_entropy(agent.log_std)
                     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
-                    optimizer.zero_grad()
-                    loss.backward()
+                    gradients = torch.autograd.grad(loss, parameters)
                     # [no core 11] Gradients aren't clipped.
+                    vector.grad = torch.cat([x.flatten() for x in gradients])
                     optimizer.step()
                     losses.append(torch.stack([policy_loss, value_loss, entropy]).detach())
 
@@ -240,6 +241,7 @@ import argparse
 import collections
 import copy
 import fcntl
+import functools
 import importlib.metadata
 import json
 import os
@@ -370,6 +372,24 @@ def load_config(args_class, run):
     return args_class(**settings)
 
 
+def guarded(method):
+    """The method, with what an environment raises in it as RunFailed."""
+
+    @functools.wraps(method)
+    def wrapper(*args, **kwargs):
+        try:
+            return method(*args, **kwargs)
+        except RunFailed:
+            raise
+        except (Exception, SystemExit) as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(where.filename).name}, line {where.lineno}"
+            text = " ".join("".join(traceback.format_exception_only(error)).split())
+            raise RunFailed(f"the environment raised {text} in {where}") from error
+
+    return wrapper
+
+
 class Environment:
     """gymnasium.make with flat float64 observations; what goes wrong in it ends in one line."""
 
@@ -389,42 +409,40 @@ class Environment:
         if not is_box or action_space.dtype.kind != "f":
             raise BadInput(f"{args.env_id} has actions {action_space}; allowed is Box of floats.")
         self.observation_size = gym.spaces.flatdim(space)
+        self.action_shape, self.action_dtype = action_space.shape, action_space.dtype
         self.action_size = math.prod(action_space.shape)
         self.low, self.high = action_space.low.flatten(), action_space.high.flatten()
         self.is_flat = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
 
+    @guarded
     def reset(self, seed=None):
         """-> observation (O,)"""
-        return self.observe(self.guarded(self.env.reset, seed=seed)[0])
+        self.episode_return = self.episode_length = 0
+        return self.observe(self.env.reset(seed=seed)[0])
 
+    @guarded
     def step(self, action):
         """Act with (A,) -> observation (O,), raw reward, terminated, truncated"""
-        space = self.env.action_space
-        action = action.astype(space.dtype, copy=False).reshape(space.shape)
-        obs, reward, terminated, truncated, _ = self.guarded(self.env.step, action)
-        reward = self.guarded(lambda: float(np.asarray(reward).item()))
-        if not math.isfinite(reward):
+        action = action.astype(self.action_dtype, copy=False).reshape(self.action_shape)
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        reward = float(np.asarray(reward).item())
+        if not math.isfinite(reward * reward):
             raise RunFailed(f"the environment's reward is {reward}")
-        ends = self.guarded(bool, terminated), self.guarded(bool, truncated)
-        return self.observe(obs), reward, *ends
+        self.episode_return += reward
+        self.episode_length += 1
+        return self.observe(obs), reward, bool(terminated), bool(truncated)
 
+    @guarded
     def observe(self, obs):
+        """An observation of the environment's own space -> (O,)"""
         if not self.is_flat:
-            obs = self.guarded(gym.spaces.flatten, self.env.observation_space, obs)
-        obs = self.guarded(np.asarray, obs, np.float64)
+            obs = gym.spaces.flatten(self.env.observation_space, obs)
+        obs = np.asarray(obs, np.float64)
         if obs.shape != (self.observation_size,):
             raise RunFailed(f"the environment's observation has shape {obs.shape}")
-        if not np.isfinite(obs).all():
-            raise RunFailed(f"the environment's observation has {obs[~np.isfinite(obs)][0]} in it")
+        if not math.isfinite(obs.dot(obs)):  # a square that overflows is of no use either
+            raise RunFailed(f"the environment's observation has {obs[abs(obs).argmax()]} in it")
         return obs
-
-    def guarded(self, function, *args, **kwargs):
-        try:
-            return function(*args, **kwargs)
-        except (Exception, SystemExit) as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(where.filename).name}, line {where.lineno}"
-            raise RunFailed(f"the environment raised {error!r} in {where}") from error
 
 
 def choose_device(cuda):
@@ -442,7 +460,8 @@ def compiled(function, wanted):
         raise BadInput(f"--compile needs a C++ compiler, and there is no {compiler}; install it.")
     torch._dynamo.config.trace_autograd_ops = True
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # one graph needs no pool
-    return torch.compile(function, fullgraph=True, dynamic=False)
+    options = {"cpp_wrapper": True}  # the calls of the kernels too, not only the kernels
+    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
 def check_losses(names, losses, num_minibatches):

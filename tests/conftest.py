@@ -25,7 +25,7 @@ def observe(monkeypatch, tmp_path):
 
     -> gae: arguments and result of compute_gae, by update
        calls: agent's weights before it, limits, minibatch, losses and log ratio, by minibatch
-       reports: what each update reports; rates: of both parameter groups, by update
+       reports: what each update reports; rates: of the parameter groups, by update
        updates: what RunningMeanStd.update got; parts: of the run, at its end; directory: its own
     """
     import ppo_continuous as ppo
@@ -44,7 +44,7 @@ def observe(monkeypatch, tmp_path):
             results = original["policy_and_value_gradients"](
                 agent, parameters, args, limits, old_log_std, minibatch
             )
-            call.gradients, call.losses, call.log_ratio = results
+            call.gradient, call.losses, call.log_ratio = results
             seen.calls.append(call)
             return results
 

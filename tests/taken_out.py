@@ -22,7 +22,7 @@ TAKEN_OUT = {
         ("nn.init.zeros_(layer.bias)", "pass"),
     ],
     "core 3": [
-        ("lr=args.learning_rate, eps=args.adam_eps,", "lr=args.learning_rate,"),
+        ("Adam(groups, eps=args.adam_eps,", "Adam(groups,"),
         ("adam_eps: float = 1e-5", "adam_eps: float = 1e-8"),
     ],
     "core 4": [
@@ -61,19 +61,16 @@ TAKEN_OUT = {
         ),
     ],
     "core 9": [
-        ("square = torch.max(square, (clipped - mb_target).square())", "pass"),
-        ("torch.max(square, (clipped - mb_target).square())", "(clipped - mb_target).square()"),
+        ("square = torch.max(square, clipped_error * clipped_error)", "pass"),
+        ("torch.max(square, clipped_error * clipped_error)", "clipped_error * clipped_error"),
     ],
     "core 10": [
         ("loss = loss - args.ent_coef * entropy", "pass"),
         ("args.vf_coef * value_loss", "value_loss"),
     ],
     "core 11": [
-        ("gradient * scale for gradient", "gradient for gradient"),
-        (
-            "torch.cat([gradient.flatten() for gradient in gradients]).norm()",
-            "torch.stack([x.norm() for x in gradients]).max()",
-        ),
+        ("gradient = gradient * (args.max", "(args.max"),
+        ("norm = gradient.norm()", "norm = gradient.abs().max()"),
     ],
     "core 12": [
         ("losses.mean(0).tolist()", "losses[-1].tolist()"),
@@ -89,10 +86,10 @@ TAKEN_OUT = {
         ("policy_hidden if args.share_network else hidden()", "policy_hidden"),
     ],
     "continuous 1": [
-        (" + std * noise[t]\n", "\n"),
+        (" + noise[t]\n", "\n"),
         (
-            "action[t] = policy(next_observation) + std * noise[t]",
-            "action[t] = policy(next_observation) + std * np.sign(noise[t])",
+            "action[t] = policy(next_observation) + noise[t]",
+            "action[t] = policy(next_observation) + np.sign(noise[t])",
         ),
     ],
     "continuous 2": [
@@ -100,7 +97,7 @@ TAKEN_OUT = {
         ("nn.Parameter(torch.zeros(action_size))", "torch.zeros(action_size)"),
     ],
     "continuous 3": [
-        ("deviation.square().sum(-1)", "deviation.square().mean(-1)"),
+        ("deviation * deviation + log_std).sum(-1)", "deviation * deviation + log_std).mean(-1)"),
         (
             "log_std.sum() + 0.5 * math.log(2 * math.pi * math.e)",
             "log_std.mean() + 0.5 * math.log(2 * math.pi * math.e)",
@@ -113,8 +110,8 @@ TAKEN_OUT = {
     "continuous 5": [
         ("action[t].clip(*bounds)", "action[t]"),
         (
-            "action[t] = policy(next_observation) + std * noise[t]",
-            "action[t] = (policy(next_observation) + std * noise[t]).clip(*bounds)",
+            "action[t] = policy(next_observation) + noise[t]",
+            "action[t] = (policy(next_observation) + noise[t]).clip(*bounds)",
         ),
     ],
     "continuous 6": [
@@ -125,10 +122,10 @@ TAKEN_OUT = {
         (".clip(-clip_obs, clip_obs)", ""),
     ],
     "continuous 8": [
-        ("(reward - center) / self.statistics.std", "(reward - center)"),
-        ("self.discounted_sum * ~ended", "self.discounted_sum"),
-        ("self.args.gamma * self.discounted_sum + reward", "reward"),
-        ("center = 0.0", "center = reward.mean()"),
+        ("(reward - center) / std\n", "(reward - center)\n"),
+        ("decay = self.args.gamma * ~ended", "decay = self.args.gamma * np.ones_like(reward)"),
+        ("self.carried_sum + reward[t]", "reward[t]"),
+        ("np.zeros_like(reward), np.ones", "np.full_like(reward, reward.mean()), np.ones"),
     ],
     "continuous 9": [
         ("scaled.clip(-self.args.clip_reward, self.args.clip_reward)", "scaled"),

@@ -241,11 +241,11 @@ def test_non_finite_gradient_norm_names_epoch_and_minibatch(script, command, mon
     original, calls = script.policy_and_value_gradients, []
 
     def poisoned(*args):
-        gradients, losses, log_ratio = original(*args)
+        gradient, losses, log_ratio = original(*args)
         calls.append(1)
         if len(calls) == 4:
             losses[3] = math.inf
-        return gradients, losses, log_ratio
+        return gradient, losses, log_ratio
 
     monkeypatch.setattr(script, "policy_and_value_gradients", poisoned)
     status, error, _ = command(*toy(), *TINY)
