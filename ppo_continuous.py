@@ -58,7 +58,7 @@ class Args:
     num_steps: int = 2048  # T, steps of each environment per update
 
     learning_rate: float = 3e-4  # initial rate of Adam
-    value_learning_rate: float | None = None  # the value network's own rate; None: as learning_rate
+    value_learning_rate: float | None = None  # the value network's own; None: as the policy's
     anneal_lr: bool = True  # lower the rates linearly towards 0 over the run
     adam_eps: float = 1e-5  # PyTorch's own default is 1e-8
     max_grad_norm: float = 0.5  # L2 norm over all gradients together; inf: off
@@ -73,7 +73,7 @@ class Args:
     kl_coef: float = 0.0  # weight of KL(old || new) in the objective; 0: off
     kl_target: float | None = None  # adapts kl_coef towards this mean KL; None: kl_coef is fixed
     target_kl: float | None = None  # no step above this KL (CleanRL looks once an epoch); None: off
-    norm_adv: bool = True  # advantages of each minibatch to mean 0, std 1
+    norm_adv: bool = True  # advantages to mean 0, std 1, over what a policy step sees
     clip_vloss: bool = True  # pessimistic value loss around the rollout's values
     clip_value_coef: float = 0.2  # its range
     vf_coef: float = 0.5  # weight of the value loss
@@ -568,13 +568,16 @@ def check_settings(args):
     """Raise BadInput unless numbers lie in their interval and choices are known ones."""
     intervals = {
         "[1, 1e12]": "total_timesteps num_envs num_steps num_minibatches update_epochs",
-        "[1, inf)": "checkpoint_every",
+        "[1, inf)": "checkpoint_every cg_iterations",
         "[1, 1024]": "threads",
-        "[0, 1]": "gamma gae_lambda",
-        "[0, inf)": "kl_coef vf_coef",
+        "[0, 1]": "gamma gae_lambda min_gain",
+        "(0, 1]": "fisher_fraction",
+        "[0, 1000]": "max_halvings",
+        "[0, inf)": "kl_coef vf_coef cg_damping",
         "[0, 1e18]": "seed",
         "(-inf, inf)": "ent_coef",
-        "(0, inf)": "learning_rate value_learning_rate adam_eps kl_target target_kl",
+        "(0, inf)": "learning_rate value_learning_rate adam_eps kl_target target_kl "
+        "max_kl max_kl_final",
         "(0, inf]": "max_grad_norm clip_coef clip_value_coef clip_obs clip_reward",
     }
     for interval, names in intervals.items():

@@ -280,13 +280,16 @@ def check_settings(args):
     """Raise BadInput unless numbers lie in their interval and choices are known ones."""
     intervals = {
         "[1, 1e12]": "total_timesteps num_envs num_steps num_minibatches update_epochs",
-        "[1, inf)": "checkpoint_every",
+        "[1, inf)": "checkpoint_every cg_iterations",
         "[1, 1024]": "threads",
-        "[0, 1]": "gamma gae_lambda",
-        "[0, inf)": "kl_coef vf_coef",
+        "[0, 1]": "gamma gae_lambda min_gain",
+        "(0, 1]": "fisher_fraction",
+        "[0, 1000]": "max_halvings",
+        "[0, inf)": "kl_coef vf_coef cg_damping",
         "[0, 1e18]": "seed",
         "(-inf, inf)": "ent_coef",
-        "(0, inf)": "learning_rate value_learning_rate adam_eps kl_target target_kl",
+        "(0, inf)": "learning_rate value_learning_rate adam_eps kl_target target_kl "
+        "max_kl max_kl_final",
         "(0, inf]": "max_grad_norm clip_coef clip_value_coef clip_obs clip_reward",
     }
     for interval, names in intervals.items():
