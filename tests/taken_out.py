@@ -1,10 +1,10 @@
-"""What takes each catalogue entry out of ppo_continuous.py, for test_taken_out.py.
+"""What takes each catalogue entry out of a script, for test_taken_out.py.
 
 entry -> pairs of a text that stands exactly once in the script and what replaces it. Whichever is
 replaced, a test whose name starts with the entry's (core 5: test_core_05_) must fail.
 """
 
-TAKEN_OUT = {
+PPO = {
     "core 1": [
         (
             "envs = [Environment(args) for _ in range(N)]\n    O",
@@ -137,3 +137,41 @@ TAKEN_OUT = {
         ("approximate_kl(log_ratio)[1] > args.target_kl", "False"),
     ],
 }
+
+# Where trpo_continuous.py has its own text; what it shares with PPO to the letter stands above.
+TRPO = {
+    "core 3": [
+        ("lr=rate, eps=args.adam_eps,", "lr=rate,"),
+        ("[value_vector], lr", "[vector], lr"),
+    ],
+    "core 4": [
+        ("rate * remaining if args.anneal_lr else rate", "rate"),
+        ("1.0 - (update - 1) / args.num_updates", "1.0 - update / args.num_updates"),
+    ],
+    "core 5": [
+        ("b_target = b_advantage + b_value", "b_target = b_advantage"),
+    ],
+    "core 6": [
+        ("torch.randperm(len(batch[0]), generator=generator)", "torch.arange(len(batch[0]))"),
+    ],
+    "core 7": [
+        ("b_advantage = (b_advantage - center) / (std + 1e-8)", "pass"),
+    ],
+    "core 9": [
+        ("square = torch.max(square, clipped_error * clipped_error)", "pass"),
+        ("torch.max(square, clipped_error * clipped_error)", "clipped_error * clipped_error"),
+    ],
+    "core 11": [
+        ("gradient = gradient * (args.max", "(args.max"),
+        ("norm = gradient.norm()\n", "norm = gradient.abs().max()\n"),
+    ],
+    "core 12": [
+        ("losses.mean(0).tolist()", "losses[-1].tolist()"),
+        ("1 - unexplained.item()", "unexplained.item()"),
+    ],
+    "core 13": [
+        ("nn.Sequential(*hidden(), value_head", "nn.Sequential(*policy_hidden, value_head"),
+    ],
+}
+TAKEN_OUT = {"ppo_continuous": PPO, "trpo_continuous": TRPO}
+TESTS = {"ppo_continuous": "test_catalogue_continuous", "trpo_continuous": "test_catalogue_trpo"}

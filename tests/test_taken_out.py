@@ -6,34 +6,44 @@ import sys
 from pathlib import Path
 
 import pytest
-from taken_out import TAKEN_OUT
+from taken_out import TAKEN_OUT, TESTS
 from test_tags import tags_of
 
-TESTS = Path(__file__).resolve().parent
-SCRIPT = Path(os.environ.get("PPO_SCRIPTS_DIR", TESTS.parent), "ppo_continuous.py")
+FOLDER = Path(__file__).resolve().parent
+SCRIPTS = Path(os.environ.get("PPO_SCRIPTS_DIR", FOLDER.parent))
+ROWS = [
+    (script, entry, *row)
+    for script, entries in TAKEN_OUT.items()
+    for entry, rows in entries.items()
+    for row in rows
+]
 
 
-ROWS = [(entry, *row) for entry, rows in TAKEN_OUT.items() for row in rows]
+def source(script):
+    return (SCRIPTS / f"{script}.py").read_text()
 
 
-def test_every_held_entry_is_in_the_table_and_its_texts_stand_once_in_the_script():
-    source = SCRIPT.read_text()
-    counts = {text: source.count(text) for _, text, _ in ROWS}
-    assert {text: n for text, n in counts.items() if n != 1} == {}
-    entries = {(group, int(digits)) for group, digits in map(str.split, TAKEN_OUT)}
-    assert entries == tags_of(source)[0]
+def test_every_text_stands_once_in_its_script_and_every_held_entry_in_the_table():
+    counts = {(script, text): source(script).count(text) for script, _, text, _ in ROWS}
+    assert {key: n for key, n in counts.items() if n != 1} == {}
+    entries = {
+        script: {(group, int(digits)) for group, digits in map(str.split, rows)}
+        for script, rows in TAKEN_OUT.items()
+    }
+    assert entries["ppo_continuous"] == tags_of(source("ppo_continuous"))[0]
+    assert entries["trpo_continuous"] <= tags_of(source("trpo_continuous"))[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry, text, replacement", ROWS)
-def test_taking_an_entry_out_makes_its_test_fail(entry, text, replacement, tmp_path):
-    changed = SCRIPT.read_text().replace(text, replacement)
-    compile(changed, SCRIPT.name, "exec")  # what fails must be the test, not the syntax
-    (tmp_path / SCRIPT.name).write_text(changed)
+@pytest.mark.parametrize("script, entry, text, replacement", ROWS)
+def test_taking_an_entry_out_makes_its_test_fail(script, entry, text, replacement, tmp_path):
+    changed = source(script).replace(text, replacement)
+    compile(changed, script, "exec")  # what fails must be the test, not the syntax
+    (tmp_path / f"{script}.py").write_text(changed)
     group, digits = entry.split()
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider"]
-        + ["-k", f"test_{group}_{int(digits):02}_", TESTS / "test_catalogue_continuous.py"],
+        + ["-k", f"test_{group}_{int(digits):02}_", FOLDER / f"{TESTS[script]}.py"],
         env=os.environ | {"PPO_SCRIPTS_DIR": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -47,6 +47,13 @@ def test_twins(one, other):
         assert ours[name] == theirs[name], name
 
 
+def test_trpo_plays_and_values_as_ppo_does():
+    """The sections Rollout and Advantages of the two full scripts are twins too."""
+    texts = [(ROOT / f"{name}_continuous.py").read_text() for name in ("ppo", "trpo")]
+    ours, theirs = (x.split("# ---- Rollout ----")[1].split("# ---- Update ----")[0] for x in texts)
+    assert ours == theirs and "# ---- Advantages ----" in ours
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_every_field_has_a_comment_and_is_read(script):
     text = script.read_text()
