@@ -1,6 +1,6 @@
-"""Steps per second of whole training runs, beside a peer's and the bare environment's.
+"""Steps per second of whole training runs on Hopper-v5, beside a peer's and the bare environment's.
 
-    python benchmark/throughput.py                   # 3 rounds, one core: about 8 minutes
+    python benchmark/throughput.py                   # 3 rounds, one core: about 13 minutes
     pip install -r benchmark/requirements-peers.txt  # else the peers are skipped
 
 One process a measurement, one thread, one core; every other round goes backwards, and ratios are
@@ -23,12 +23,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmark/results/throughput.csv"
-PACKAGES = "torch", "gymnasium", "mujoco", "numpy", "stable-baselines3"
+PACKAGES = "torch", "gymnasium", "mujoco", "numpy", "stable-baselines3", "sb3-contrib"
 BATCH = 2048  # steps between marks
 
 
@@ -63,14 +64,16 @@ def our_script(script, *options, task, steps):
             return [(int(x["global_step"]), float(x["seconds"])) for x in csv.DictReader(file)]
 
 
-def stable_baselines3_ppo(task, steps):
-    """Marks of Stable-Baselines3's PPO with the settings of ppo_continuous.py."""
+def stable_baselines3(algorithm, settings, task, steps):
+    """Marks of an algorithm of Stable-Baselines3, "PPO" or "TRPO", with VecNormalize."""
+    import stable_baselines3
     import torch
-    from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+    if algorithm == "TRPO":
+        import sb3_contrib as stable_baselines3
     marks = []
 
     class Marks(BaseCallback):
@@ -83,25 +86,39 @@ def stable_baselines3_ppo(task, steps):
     torch.set_num_threads(1)
     env = make_vec_env(task, n_envs=1, seed=1, vec_env_cls=DummyVecEnv)
     env = VecNormalize(env, clip_obs=10.0, clip_reward=10.0, gamma=0.99)
-    settings = {"n_steps": BATCH, "n_epochs": 10, "batch_size": 64, "gamma": 0.99}
-    settings |= {"gae_lambda": 0.95, "clip_range": 0.2, "clip_range_vf": 0.2, "ent_coef": 0.0}
-    settings |= {"vf_coef": 0.5, "max_grad_norm": 0.5, "seed": 1, "device": "cpu"}
+    common = {"n_steps": BATCH, "batch_size": 64, "gamma": 0.99, "gae_lambda": 0.95, "seed": 1}
     network = {"net_arch": [64, 64], "activation_fn": torch.nn.Tanh, "ortho_init": True}
-    settings |= {"learning_rate": lambda remaining: 3e-4 * remaining, "policy_kwargs": network}
-    PPO("MlpPolicy", env, **settings).learn(steps, callback=Marks())
+    common |= {"learning_rate": lambda remaining: 3e-4 * remaining, "device": "cpu"}
+    model = getattr(stable_baselines3, algorithm)
+    model("MlpPolicy", env, policy_kwargs=network, **common | settings).learn(steps, Marks())
     return marks
 
 
-# One table a task. `measure` gets task and steps, in a process of its own, and returns marks;
-# `package` has to be installed for it.
-Row = collections.namedtuple("Row", "task name measure package", defaults=[None])
-BARE, PEER = "bare environment", "Stable-Baselines3 PPO"  # what the others are divided by
-OURS = functools.partial(our_script, "ppo_continuous.py")
+# `measure` gets task and steps, in a process of its own, and returns marks; `package` has to be
+# installed for it. In each table the others are divided by the bare environment and by the peer.
+Row = collections.namedtuple("Row", "table name measure package", defaults=[None])
+TASK, BARE = "Hopper-v5", "bare environment"
+# The settings of ppo_continuous.py and trpo_continuous.py, as Stable-Baselines3 names them.
+PPO = {"n_epochs": 10, "clip_range": 0.2, "clip_range_vf": 0.2, "ent_coef": 0.0, "vf_coef": 0.5}
+PPO |= {"max_grad_norm": 0.5}
+TRPO = {"n_critic_updates": 10, "cg_max_steps": 10, "line_search_shrinking_factor": 0.5}
+TRPO |= {"sub_sampling_factor": 10, "target_kl": 0.04}
+partial = functools.partial
 ROWS = [
-    Row("Hopper-v5", BARE, bare_environment),
-    Row("Hopper-v5", "ppo_continuous.py", OURS),
-    Row("Hopper-v5", "ppo_continuous.py --compile", functools.partial(OURS, "--compile")),
-    Row("Hopper-v5", PEER, stable_baselines3_ppo, "stable-baselines3"),
+    Row("PPO", BARE, bare_environment),
+    Row("PPO", "ppo_continuous.py", partial(our_script, "ppo_continuous.py")),
+    Row(
+        "PPO", "ppo_continuous.py --compile", partial(our_script, "ppo_continuous.py", "--compile")
+    ),
+    Row("PPO", "Stable-Baselines3", partial(stable_baselines3, "PPO", PPO), "stable-baselines3"),
+    Row("TRPO", BARE, bare_environment),
+    Row("TRPO", "trpo_continuous.py", partial(our_script, "trpo_continuous.py")),
+    Row(
+        "TRPO",
+        "trpo_continuous.py --compile",
+        partial(our_script, "trpo_continuous.py", "--compile"),
+    ),
+    Row("TRPO", "sb3-contrib", partial(stable_baselines3, "TRPO", TRPO), "sb3-contrib"),
 ]
 
 
@@ -110,27 +127,34 @@ def measured(row, steps):
     load, start = os.getloadavg()[0], time.perf_counter()
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, spawn) as pool:
-        marks = pool.submit(row.measure, task=row.task, steps=steps).result()
+        marks = pool.submit(row.measure, task=TASK, steps=steps).result()
     wall, (first_step, first), (last_step, last) = time.perf_counter() - start, marks[1], marks[-1]
     speed = (last_step - first_step) / (last - first)
-    columns = {"task": row.task, "name": row.name, "load": round(load, 2), "steps": last_step}
+    columns = {"table": row.table, "name": row.name, "load": round(load, 2), "steps": last_step}
     left_out = round(wall - last_step / speed, 1)
     return columns | {"steps_per_second": round(speed, 1), "seconds_left_out": left_out}
 
 
-def print_table(task, speeds):
+def print_table(table, speeds):
     """speeds: name -> steps per second of each round."""
-    print(f"\n| {task} | steps/s: median (range) | ÷ {PEER} | ÷ {BARE} |\n|---|---|---|---|")
+    peer = next(row.name for row in ROWS if row.table == table and row.package)
+    print(f"\n| {table} | steps/s: median (range) | ÷ {peer} | ÷ {BARE} |\n|---|---|---|---|")
     for name, own in speeds.items():
         line = f"| {name}"
-        for other, form in (None, ".0f"), (PEER, ".2f"), (BARE, ".2f"):
+        for other, form in (None, ".0f"), (peer, ".2f"), (BARE, ".2f"):
             x = [a / b for a, b in zip(own, speeds.get(other, []) if other else [1] * len(own))]
             texts = [f"{f(x):{form}}" for f in (statistics.median, min, max)] if x else ["–"] * 3
             line += " | {} ({} to {})".format(*texts)
         print(line + " |")
 
 
-def main(repeats: int = 3, steps: int = 20 * BATCH, core: int = 0, out: Path = RESULTS):
+def main(
+    repeats: int = 3,
+    steps: int = 20 * BATCH,
+    core: int = 0,
+    tables: list[Literal["PPO", "TRPO"]] = ["PPO", "TRPO"],  # noqa: B006
+    out: Path = RESULTS,
+):
     """Measure every row `repeats` times over `steps` steps on this core, into the CSV `out`."""
     if repeats < 1 or steps % BATCH or steps < 3 * BATCH:
         sys.exit(f"--repeats starts at 1; --steps is a multiple of {BATCH}, at least {3 * BATCH}.")
@@ -140,23 +164,24 @@ def main(repeats: int = 3, steps: int = 20 * BATCH, core: int = 0, out: Path = R
     machine = {"python": sys.version.split()[0]} | {x: installed.get(x, "") for x in PACKAGES}
     machine |= {"cpu": re.search("model name.*: (.*)|$", Path("/proc/cpuinfo").read_text())[1]}
 
-    rows = [row for row in ROWS if not row.package or row.package in installed]
-    for row in [row for row in ROWS if row not in rows]:
+    wanted = [row for row in ROWS if row.table in tables]
+    rows = [row for row in wanted if not row.package or row.package in installed]
+    for row in [row for row in wanted if row not in rows]:
         print(f"skipped: {row.name}; pip install -r benchmark/requirements-peers.txt")
     out.parent.mkdir(parents=True, exist_ok=True)
-    results, speeds = [], {row.task: {} for row in rows}
+    results, speeds = [], {row.table: {} for row in rows}
     for repeat in range(repeats):
         for row in rows[:: -1 if repeat % 2 else 1]:
             results.append({"round": repeat + 1} | measured(row, steps) | {"core": core} | machine)
             speed = results[-1]["steps_per_second"]
-            speeds[row.task].setdefault(row.name, []).append(speed)
-            print(f"round {repeat + 1}: {row.task}, {row.name}: {speed:.0f} steps/s", flush=True)
+            speeds[row.table].setdefault(row.name, []).append(speed)
+            print(f"round {repeat + 1}: {row.table}, {row.name}: {speed:.0f} steps/s", flush=True)
     with open(out, "w", newline="") as file:
         writer = csv.DictWriter(file, results[0])
         writer.writeheader()
         writer.writerows(results)
-    for task, by_name in speeds.items():
-        print_table(task, by_name)
+    for table, by_name in speeds.items():
+        print_table(table, by_name)
 
 
 if __name__ == "__main__":
