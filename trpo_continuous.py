@@ -737,14 +737,13 @@ class Environment:
     def __init__(self, args, render_mode=None):
         render = {"render_mode": render_mode} if render_mode else {}
         try:
-            kwargs = json.loads(args.env_kwargs)
-            self.env = gym.make(args.env_id, **(kwargs | render))
+            self.env = gym.make(args.env_id, **json.loads(args.env_kwargs), **render)
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(f"--env-id {args.env_id} {args.env_kwargs}: {reason}") from None
         space, action_space = self.env.observation_space, self.env.action_space
         if not space.is_np_flattenable or gym.spaces.flatdim(space) == 0:
-            kinds = "Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple"
+            kinds = "Box, Discrete, MultiDiscrete, MultiBinary, Text, and Dict and Tuple of these"
             raise BadInput(f"{args.env_id} has observations {space}; allowed are {kinds}.")
         is_box = isinstance(action_space, gym.spaces.Box) and math.prod(action_space.shape) > 0
         if not is_box or action_space.dtype.kind != "f":
