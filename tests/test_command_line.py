@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-SCRIPTS = ["ppo_continuous"]
+SCRIPTS = ["ppo_continuous", "ppo_minimal_no_tricks", "trpo_continuous"]
+GRADIENTS = {  # the function whose losses end with the norm of its gradients
+    "ppo_continuous": "policy_and_value_gradients",
+    "trpo_continuous": "value_gradient",
+}
 TINY = "--num-steps 32 --num-minibatches 2 --update-epochs 2 --total-timesteps 64".split()
 
 OBSERVATIONS = {
@@ -116,7 +120,7 @@ def test_unusable_command_is_one_line(command, argv, words):
 
 
 MAY_BE_INFINITE = "max_grad_norm clip_coef clip_value_coef clip_obs clip_reward"
-MAY_BE_ZERO = "seed gamma gae_lambda kl_coef vf_coef ent_coef"
+MAY_BE_ZERO = "seed gamma gae_lambda kl_coef vf_coef ent_coef cg_damping max_halvings min_gain"
 
 
 @pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "-inf"])
@@ -135,6 +139,12 @@ def test_number_out_of_range_is_one_line(script, command, value):
             assert_refused(result, option)
         else:  # tyro's own box
             assert status == 2 and not runs and option in error
+
+
+@pytest.mark.parametrize("script", ["trpo_continuous"], indirect=True)
+def test_value_rate_of_trpo_is_a_number(command):
+    option = "--value-learning-rate"
+    assert_refused(command(*toy(), *TINY, option, "None"), option, "type a number")
 
 
 @pytest.mark.parametrize("option", ["--init=zeros", "--activation=gelu", "--nonsense", "--seed=x"])
@@ -178,7 +188,7 @@ def test_resume_of_what_is_no_run(command, tmp_path):
         ("missing", ["checkpoint.pt"]),
         ("network", ["checkpoint.pt"]),
         ("complete", ["is complete", "--total-timesteps"]),
-        ("differs", ["--learning-rate", "0.0003"]),
+        ("differs", ["--gamma", "0.99"]),
     ],
 )
 def test_resume_that_cannot_work_changes_nothing(command, finished, tmp_path, case, words):
@@ -201,7 +211,7 @@ def test_resume_that_cannot_work_changes_nothing(command, finished, tmp_path, ca
     Path(run, "config.json").write_text(json.dumps(config))
     before = {path: path.read_bytes() for path in Path(run).iterdir()}
     total = [] if case == "complete" else ["--total-timesteps", "128"]
-    other = ["--learning-rate", "1"] if case == "differs" else []
+    other = ["--gamma", "0.5"] if case == "differs" else []
     assert_refused(command("--resume", str(run), *total, *other), *words)
     assert before == {path: path.read_bytes() for path in Path(run).iterdir()}
 
@@ -226,8 +236,9 @@ def test_bad_environment_ends_in_one_line_that_names_the_step(command, bad, word
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_non_finite_loss_names_update_epoch_and_minibatch(command):
-    huge = ["--reward-scaling", "none", "--clip-reward", "inf"]
+def test_non_finite_loss_names_update_epoch_and_minibatch(script, command):
+    scales = hasattr(script.Args, "reward_scaling")
+    huge = ["--reward-scaling", "none", "--clip-reward", "inf"] if scales else []
     status, error, runs = command(*toy(bad="huge", at=40), *TINY, *huge)
     line = error.splitlines()[-1]
     assert status == 1 and "loss" in line
@@ -237,17 +248,19 @@ def test_non_finite_loss_names_update_epoch_and_minibatch(command):
     assert all(x.isfinite().all() for x in state["parts"]["agent"].values())
 
 
+@pytest.mark.parametrize("script", GRADIENTS, indirect=True)
 def test_non_finite_gradient_norm_names_epoch_and_minibatch(script, command, monkeypatch):
-    original, calls = script.policy_and_value_gradients, []
+    name, calls = GRADIENTS[script.__name__], []
+    original = getattr(script, name)
 
     def poisoned(*args):
-        gradient, losses, log_ratio = original(*args)
+        gradient, losses, *rest = original(*args)
         calls.append(1)
         if len(calls) == 4:
-            losses[3] = math.inf
-        return gradient, losses, log_ratio
+            losses[-1] = math.inf
+        return gradient, losses, *rest
 
-    monkeypatch.setattr(script, "policy_and_value_gradients", poisoned)
+    monkeypatch.setattr(script, name, poisoned)
     status, error, _ = command(*toy(), *TINY)
     line = error.splitlines()[-1]
     assert status == 1

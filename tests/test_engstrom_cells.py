@@ -1,4 +1,4 @@
-"""The nine cells of PPO, PPO-M and PPO-NoClip that Engstrom et al. released, as command lines.
+"""The fifteen cells that Engstrom et al. released, of five algorithms, as command lines.
 
 Every column is read back from what it acts on: optimizer, networks, loss, statistics.
 """
@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-import ppo_continuous as script
+import ppo_continuous as ppo
+import trpo_continuous as trpo
 
 SHARED = """--activation tanh --adam-eps 1e-5 --norm-obs --gamma 0.99 --no-clip-actions
 --no-bootstrap-on-truncation"""
-CELLS = {  # policy lr, value lr, reward norm, init, anneal, value clip, grad norm, lambda, entropy,
+PPO = {  # policy lr, value lr, reward norm, init, anneal, value clip, grad norm, lambda, entropy,
     # reward clip, observation clip, clip range
     "Hopper PPO": (3e-4, 2.5e-4, "returns", "orthogonal", 1, 0, math.inf, 0.95, 0, 10, 10, 0.2),
     "Hopper PPO-M": (
@@ -40,8 +41,35 @@ CELLS = {  # policy lr, value lr, reward norm, init, anneal, value clip, grad no
         *(2e-5, 5e-5, "returns", "xavier", 0, 1, 0.5, 0.85, 0.005, 10, 10, math.inf),
     ),
 }
-COLUMNS = """learning_rate value_learning_rate reward_scaling init anneal_lr clip_vloss
+PPO_COLUMNS = """learning_rate value_learning_rate reward_scaling init anneal_lr clip_vloss
 max_grad_norm gae_lambda ent_coef clip_reward clip_obs clip_coef""".split()
+TRPO = {  # value lr, max KL, final, reward norm, init, anneal, value clip, grad norm, lambda,
+    # reward clip, observation clip
+    "Hopper TRPO": (
+        *(2e-4, 0.13, 0.13, "none", "xavier", 0, 0, math.inf, 0.95, math.inf, math.inf),
+    ),
+    "Hopper TRPO+": (2e-4, 0.04, 0.07, "returns", "orthogonal", 0, 0, 1, 0.95, 10, 10),
+    "Walker2d TRPO": (
+        *(3e-4, 0.04, 0.04, "none", "xavier", 0, 0, math.inf, 0.95, math.inf, math.inf),
+    ),
+    "Walker2d TRPO+": (1e-4, 0.07, 0.04, "returns", "orthogonal", 0, 0, 1, 0.95, 10, 10),
+    "Humanoid TRPO": (
+        *(3e-4, 0.07, 0.07, "none", "xavier", 0, 0, math.inf, 0.95, math.inf, math.inf),
+    ),
+    "Humanoid TRPO+": (5e-5, 0.1, 0.05, "returns", "xavier", 0, 1, 0.5, 0.85, 10, 10),
+}
+TRPO_COLUMNS = """value_learning_rate max_kl max_kl_final reward_scaling init anneal_lr clip_vloss
+max_grad_norm gae_lambda clip_reward clip_obs""".split()
+CELLS = {name: (ppo, dict(zip(PPO_COLUMNS, cell))) for name, cell in PPO.items()}
+CELLS |= {name: (trpo, dict(zip(TRPO_COLUMNS, cell))) for name, cell in TRPO.items()}
+GRADIENTS = {  # what computes them, and what is in its minibatches and its losses
+    ppo: (
+        "policy_and_value_gradients",
+        "obs action log_prob mean value advantage target".split(),
+        "policy_loss value_loss entropy grad_norm".split(),
+    ),
+    trpo: ("value_gradient", "obs value target".split(), "value_loss grad_norm".split()),
+}
 
 
 def command_line(cell):
@@ -58,10 +86,9 @@ def command_line(cell):
 
 @pytest.fixture(params=CELLS)
 def played(request, monkeypatch, tmp_path):
-    """Two updates of a cell, and what was seen in them."""
-    task = request.param.split()[0]
-    cell = dict(zip(COLUMNS, CELLS[request.param]))
-    seen = {"rates": [], "calls": [], "gae": [], "raw": [], "sent": []}
+    """Two updates of a cell: its script, columns, settings, and what was seen in them."""
+    task, (script, cell) = request.param.split()[0], CELLS[request.param]
+    seen = {"rates": [], "raw": [], "sent": []}
 
     class Adam(torch.optim.Adam):
         def step(self, *args):
@@ -85,18 +112,22 @@ def played(request, monkeypatch, tmp_path):
             seen["high"] = self.high
             return super().step(action)
 
-    def spy(name, key):
-        original = getattr(script, name)
+    def spy(name):
+        original, seen[name] = getattr(script, name), []
 
         def spied(*args):
-            seen[key].append(args)
+            seen[name].append(inspect.signature(original).bind(*args).arguments)
             return original(*args)
 
         monkeypatch.setattr(script, name, spied)
         return original
 
-    seen["gradients"] = spy("policy_and_value_gradients", "calls")
-    spy("compute_gae", "gae")
+    name = GRADIENTS[script][0]
+    seen["function"], seen["calls"] = spy(name), seen[name]
+    spy("compute_gae")
+    if script is trpo:
+        for name in "trpo_step", "conjugate_gradient", "fisher_vector_product", "line_search":
+            spy(name)
     monkeypatch.setattr(torch.optim, "Adam", Adam)
     for replacement in Agent, RewardScaling, Environment:
         monkeypatch.setattr(script, replacement.__name__, replacement)
@@ -106,27 +137,33 @@ def played(request, monkeypatch, tmp_path):
     args = script.parse_args(script.Args, [*argv, "--runs-dir", str(tmp_path)])
     run = script.train(args)
     seen["state"] = torch.load(run / "checkpoint.pt", weights_only=True)
-    return cell, args, seen
+    return script, cell, args, seen
 
 
 def test_cell_acts_as_released(played):
-    cell, args, seen = played
+    script, cell, args, seen = played
     check_rates(cell, seen)
     check_initialization(cell, seen["initial"])
-    check_loss(cell, args, seen)
-    check_statistics(cell, args, seen)
+    check_value_loss(script, cell, args, seen)
+    if script is ppo:
+        check_policy_loss(cell, args, seen)
+    else:
+        check_policy_step(cell, seen)
+    check_statistics(script, cell, args, seen)
     assert np.abs(seen["sent"]).max() > seen["high"].max()  # actions are sent as drawn
-    for _, _, _, no_bootstrap, ended, gamma, gae_lambda in seen["gae"]:
-        assert (no_bootstrap == ended).all() and ended.any()  # time limits count as real ends
-        assert (gamma, gae_lambda) == (0.99, cell["gae_lambda"])
+    for given in seen["compute_gae"]:
+        ended = given["ended"]
+        assert (given["terminated"] == ended).all() and ended.any()  # time limits are real ends
+        assert (given["gamma"], given["gae_lambda"]) == (0.99, cell["gae_lambda"])
 
 
 def check_rates(cell, seen):
-    rates = [cell["learning_rate"], cell["value_learning_rate"]]
-    assert seen["eps"] == {1e-5} and len(seen["rates"]) == 4  # 2 updates of 2 minibatches
-    assert seen["rates"][0] == pytest.approx(rates)
+    rates = [cell[x] for x in ("learning_rate", "value_learning_rate") if x in cell]
     factor = 0.5 if cell["anneal_lr"] else 1.0
-    assert seen["rates"][-1] == pytest.approx([factor * rate for rate in rates])
+    assert seen["eps"] == {1e-5} and len(seen["rates"]) == 4  # 2 updates of 2 minibatches
+    for minibatch, now in enumerate(seen["rates"]):
+        expected = rates if minibatch < 2 else [factor * rate for rate in rates]
+        assert now == pytest.approx(expected)
 
 
 def check_initialization(cell, agent):
@@ -146,45 +183,71 @@ def check_initialization(cell, agent):
                 assert 0.9 * bound < weight.abs().max() <= bound
 
 
-def check_loss(cell, args, seen):
-    given = inspect.signature(seen["gradients"]).bind(*seen["calls"][-1]).arguments
-    agent, limits, minibatch = given["agent"], given["limits"], given["minibatch"]
-    assert limits[0].item() == pytest.approx(cell["clip_coef"])
-    plain = dataclasses.replace(args, max_grad_norm=math.inf)
+def gradients(script, seen, args, **changes):
+    """Gradient and losses by name, on the last minibatch with parts of it changed."""
+    _, parts, losses = GRADIENTS[script]
+    given = seen["calls"][-1]
+    minibatch = dict(zip(parts, given["minibatch"])) | changes
+    changed = given | {"args": args, "minibatch": tuple(minibatch.values())}
+    gradient, values, *_ = seen["function"](**changed)
+    return gradient, dict(zip(losses, values))
 
-    def gradients(args, **changes):
-        names = "obs action log_prob mean value advantage target".split()
-        changed = dict(zip(names, minibatch)) | changes
-        return seen["gradients"](**given | {"args": args, "minibatch": tuple(changed.values())})
 
+def check_value_loss(script, cell, args, seen):
+    agent = seen["calls"][-1]["agent"]
+    minibatch = dict(zip(GRADIENTS[script][1], seen["calls"][-1]["minibatch"]))
+    target = minibatch["target"]
     # Gradient clipping: the norm of all gradients together, at targets that are far away.
-    far = minibatch[6] + 1000.0
-    raw, clipped = gradients(plain, target=far)[0], gradients(args, target=far)[0]
+    plain, far = dataclasses.replace(args, max_grad_norm=math.inf), target + 1000.0
+    raw, clipped = (gradients(script, seen, x, target=far)[0] for x in (plain, args))
     assert raw.norm().item() > 10
     expected = min(raw.norm().item(), cell["max_grad_norm"])
     assert clipped.norm().item() == pytest.approx(expected, rel=1e-4)
     # Value clipping, where it matters: old values far from the new ones.
     with torch.no_grad():
-        value = agent.value(minibatch[0])
-    square = (value - minibatch[6]) ** 2
-    clipped = (value + 3 - 0.2 - minibatch[6]) ** 2
+        value = agent.value(minibatch["obs"])
+    square = (value - target) ** 2
+    clipped = (value + 3 - 0.2 - target) ** 2
     square = torch.maximum(square, clipped) if cell["clip_vloss"] else square
-    value_loss = gradients(args, value=value + 3)[1][1]
+    value_loss = gradients(script, seen, args, value=value + 3)[1]["value_loss"]
     torch.testing.assert_close(value_loss, 0.5 * square.mean())
+
+
+def check_policy_loss(cell, args, seen):
+    given = seen["calls"][-1]
+    agent, minibatch = given["agent"], dict(zip(GRADIENTS[ppo][1], given["minibatch"]))
+    assert given["limits"][0].item() == pytest.approx(cell["clip_coef"])
+    plain = dataclasses.replace(args, max_grad_norm=math.inf)
     # The bonus adds -ent_coef to the gradient of each component of log_std.
     size = agent.log_std.numel()  # the vector begins with it
-    without = gradients(dataclasses.replace(plain, ent_coef=0.0))[0][:size]
-    bonus = gradients(plain)[0][:size] - without
+    without = gradients(ppo, seen, dataclasses.replace(plain, ent_coef=0.0))[0][:size]
+    bonus = gradients(ppo, seen, plain)[0][:size] - without
     torch.testing.assert_close(bonus, torch.full_like(bonus, -cell["ent_coef"]), atol=1e-6, rtol=0)
     # The ratio, where the policy has moved far: the objective is bounded only with clipping.
-    ones = torch.ones_like(minibatch[5])
-    policy_loss = gradients(
-        dataclasses.replace(plain, norm_adv=False), advantage=ones, log_prob=minibatch[2] - 2
-    )[1][0].item()
+    moved = {"advantage": torch.ones_like(minibatch["advantage"])}
+    moved |= {"log_prob": minibatch["log_prob"] - 2}
+    plain = dataclasses.replace(plain, norm_adv=False)
+    policy_loss = gradients(ppo, seen, plain, **moved)[1]["policy_loss"].item()
     assert policy_loss < -5 if cell["clip_coef"] == math.inf else policy_loss > -1.21
 
 
-def check_statistics(cell, args, seen):
+def check_policy_step(cell, seen):
+    first, last = cell["max_kl"], cell["max_kl_final"]
+    bounds = [(first + last) / 2, last]  # the bound moves before the step
+    for name in "trpo_step", "line_search":
+        assert [given["max_kl"] for given in seen[name]] == pytest.approx(bounds)
+    for given in seen["trpo_step"]:
+        *_, advantage = given["batch"]
+        assert len(advantage) == 64 and len(given["subset"]) == 7  # a tenth, rounded up
+        assert advantage.mean().item() == pytest.approx(0, abs=1e-5)
+        assert advantage.std().item() == pytest.approx(1, abs=1e-5)
+    assert {given["iterations"] for given in seen["conjugate_gradient"]} == {10}
+    assert {given["damping"] for given in seen["fisher_vector_product"]} == {0.1}
+    searched = [given["args"] for given in seen["line_search"]]
+    assert {(x.max_halvings, x.min_gain) for x in searched} == {(10, 0.1)}
+
+
+def check_statistics(script, cell, args, seen):
     parts = seen["state"]["parts"]
     raw, ended = (np.concatenate(x)[:, 0] for x in zip(*seen["raw"]))
     steps = len(raw)

@@ -1,5 +1,6 @@
 """Faults that a hostile user found: each ends in one readable line, or trains."""
 
+import importlib
 import json
 import math
 
@@ -8,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-import ppo_continuous as ppo
-
+SCRIPTS = ["ppo_continuous", "ppo_minimal_no_tricks", "trpo_continuous"]
 TINY = "--num-steps 16 --num-minibatches 2 --update-epochs 1 --total-timesteps 32".split()
 
 
@@ -38,12 +38,23 @@ def register(name, base=Returns, **attributes):
     return f"{name}-v0"
 
 
-def train(folder, env_id, *options):
-    return ppo.main(["--env-id", env_id, *TINY, "--runs-dir", str(folder), *options])
+@pytest.fixture(params=SCRIPTS)
+def script(request):
+    return importlib.import_module(request.param)
 
 
-def test_reward_array_of_one_is_a_number(tmp_path):
-    assert train(tmp_path, register("RewardOfOne", reward=np.array([1.0]))) == 0
+@pytest.fixture
+def train(script, tmp_path):
+    """Train on this environment with these options -> status"""
+
+    def train(env_id, *options):
+        return script.main(["--env-id", env_id, *TINY, "--runs-dir", str(tmp_path), *options])
+
+    return train
+
+
+def test_reward_array_of_one_is_a_number(train, tmp_path):
+    assert train(register("RewardOfOne", reward=np.array([1.0]))) == 0
     (run,) = tmp_path.iterdir()
     assert "5.0,5\n" in (run / "episodes.csv").read_text()
 
@@ -56,73 +67,80 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what, value", [(k, x) for k, values in HOSTILE.items() for x in values])
-def test_what_is_no_number_ends_in_one_line(what, value, tmp_path, capfd):
-    assert train(tmp_path, register("Hostile", **{what: value})) == 1
+def test_what_is_no_number_ends_in_one_line(train, what, value, tmp_path, capfd):
+    assert train(register("Hostile", **{what: value})) == 1
     assert "Traceback" not in capfd.readouterr().err
     (run,) = tmp_path.iterdir()
     torch.load(run / "checkpoint.pt", weights_only=True)
 
 
-def test_environment_that_exits_is_a_failure(tmp_path):
-    assert train(tmp_path, register("Exits", Exits)) == 1
+def test_environment_that_exits_is_a_failure(train):
+    assert train(register("Exits", Exits)) == 1
 
 
 @pytest.fixture
-def run(tmp_path):
-    assert train(tmp_path, register("Plain")) == 0
+def run(train, tmp_path):
+    assert train(register("Plain")) == 0
     return next(tmp_path.iterdir())
 
 
-def resume(run, total=48):
-    return ppo.main(["--resume", str(run), "--total-timesteps", str(total)])
+@pytest.fixture
+def resume(script, run):
+    """Go on with the run -> status"""
+    return lambda: script.main(["--resume", str(run), "--total-timesteps", "48"])
 
 
-def test_resume_leaves_files_of_others_alone(run):
+def test_resume_leaves_files_of_others_alone(run, resume):
     (run / "notes.csv").write_text("a,b\n999999,1\n")
-    assert resume(run) == 0
+    assert resume() == 0
     assert (run / "notes.csv").read_text() == "a,b\n999999,1\n"
 
 
-def test_resume_drops_rows_that_are_none(run):
+def test_resume_drops_rows_that_are_none(run, resume):
     with open(run / "episodes.csv", "ab") as file:
         file.write(b"junk\xff,1\n99")
-    assert resume(run) == 0
+    assert resume() == 0
     assert b"junk" not in (run / "episodes.csv").read_bytes()
 
 
 @pytest.mark.parametrize("value", ["x", 1.5, -5, None, 1])
-def test_damaged_counters_are_refused(run, value):
+def test_damaged_counters_are_refused(run, resume, value):
     state = torch.load(run / "checkpoint.pt", weights_only=True)
     state["counters"]["update"] = value
     torch.save(state, run / "checkpoint.pt")
-    assert resume(run) == 2
+    assert resume() == 2
 
 
-def test_moments_and_statistics_of_another_shape_are_refused(run, capfd):
+def test_moments_and_statistics_of_another_shape_are_refused(run, resume, capfd):
     good = torch.load(run / "checkpoint.pt", weights_only=True)
-    good["parts"]["optimizer"]["state"][0]["exp_avg"] = torch.zeros(3)
-    torch.save(good, run / "checkpoint.pt")
-    assert resume(run) == 2 and "moments" in capfd.readouterr().err
-    good["parts"]["obs_statistics"]["mean"] = torch.zeros(7)
-    good["parts"]["optimizer"]["state"][0]["exp_avg"] = torch.zeros(1)
-    torch.save(good, run / "checkpoint.pt")
-    assert resume(run) == 2 and "statistics" in capfd.readouterr().err
+    moments = good["parts"]["optimizer"]["state"][0]
+    wrong = [(moments, "exp_avg", "the optimizer's moments don't fit the network")]
+    if "obs_statistics" in good["parts"]:
+        statistics = good["parts"]["obs_statistics"]
+        wrong.append((statistics, "mean", "the statistics don't fit the environment"))
+    for part, name, words in wrong:
+        right, part[name] = part[name], torch.zeros(7)
+        torch.save(good, run / "checkpoint.pt")
+        part[name] = right
+        assert resume() == 2 and words in capfd.readouterr().err
 
 
-WRONG = [("num_steps", 64.0), ("seed", 1.5), ("gamma", None), ("norm_obs", "yes")]
-WRONG += [("cuda", None), ("clip_coef", True), ("env_id", None), ("learning_rate", "x")]
+WRONG = {"num_steps": 64.0, "seed": 1.5, "gamma": None, "norm_obs": "yes", "cuda": None}
+WRONG |= {"clip_coef": True, "max_kl": True, "env_id": None, "update_epochs": "x"}
+WRONG |= {"learning_rate": "x", "value_learning_rate": "x"}
 
 
-@pytest.mark.parametrize("name, value", WRONG)
-def test_wrong_types_in_the_config_are_named(run, name, value, capfd):
+def test_wrong_types_in_the_config_are_named(run, resume, capfd):
     config = json.loads((run / "config.json").read_text())
-    config["settings"][name] = value
-    (run / "config.json").write_text(json.dumps(config))
-    assert resume(run) == 2
-    assert f"{name} is {value!r}" in capfd.readouterr().err
+    settings = config["settings"]
+    for name in WRONG.keys() & settings:
+        changed = config | {"settings": settings | {name: WRONG[name]}}
+        (run / "config.json").write_text(json.dumps(changed))
+        assert resume() == 2
+        assert f"{name} is {WRONG[name]!r}" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--threads 1000000", "--num-steps 10000000000000000"])
-def test_sizes_beyond_reason_are_refused(option, tmp_path):
-    assert train(tmp_path, register("Plain2"), *option.split()) == 2
+def test_sizes_beyond_reason_are_refused(train, option, tmp_path):
+    assert train(register("Plain2"), *option.split()) == 2
     assert not list(tmp_path.iterdir())

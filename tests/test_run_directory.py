@@ -4,6 +4,7 @@ import csv
 import fcntl
 import importlib
 import json
+import math
 import re
 import signal
 import subprocess
@@ -16,12 +17,20 @@ import pytest
 import torch
 from gymnasium.envs.mujoco.hopper_v5 import HopperEnv
 
-SCRIPTS = ["ppo_continuous"]
-SMALL = "--num-steps 64 --num-minibatches 2 --update-epochs 1".split()
+SCRIPTS = ["ppo_continuous", "ppo_minimal_no_tricks", "trpo_continuous"]
+SMALL = "--env-id Hopper-v5 --num-steps 64 --num-minibatches 2 --update-epochs 1".split()
 TINY = [*SMALL, "--total-timesteps", "192"]
-TAGS = """charts/episodic_return charts/episodic_length charts/SPS losses/policy_loss
-losses/value_loss losses/entropy losses/approx_kl losses/old_approx_kl losses/clipfrac
-losses/explained_variance charts/learning_rate""".split()
+FULL = ["ppo_continuous", "trpo_continuous"]  # with --heldout and --compile
+RATES = {"ppo_continuous": "learning_rate", "trpo_continuous": "value_learning_rate"}
+TAGS = {  # beside the episodes' and SPS; the names of CleanRL where it has one
+    "ppo_continuous": """losses/policy_loss losses/value_loss losses/entropy losses/approx_kl
+    losses/old_approx_kl losses/clipfrac losses/explained_variance charts/learning_rate
+    trust_region/mean_kl trust_region/max_ratio""",
+    "ppo_minimal_no_tricks": "losses/policy_loss losses/value_loss losses/entropy",
+    "trpo_continuous": """losses/surrogate_before losses/surrogate_after losses/value_loss
+    losses/entropy losses/explained_variance charts/value_learning_rate trust_region/accepted
+    trust_region/curvature trust_region/max_kl trust_region/mean_kl trust_region/max_ratio""",
+}
 
 gym.register("ns/Env-v0", entry_point=HopperEnv)
 
@@ -79,33 +88,37 @@ def test_files_and_columns(script, start):
         end - begin for begin, end in zip(ends, ends[1:])
     ]
     assert [int(x["global_step"]) for x in updates] == [64, 128, 192]
-    for name in (tag.split("/")[1] for tag in TAGS if tag.startswith("losses")):
-        assert all(x[name] not in ("", "nan") for x in updates)
-    assert all(float(x["mean_kl"]) >= 0 and float(x["max_ratio"]) > 0 for x in updates)
+    tags = TAGS[script.__name__].split()
+    assert all(math.isfinite(float(x[tag.split("/")[1]])) for x in updates for tag in tags)
+    if "trust_region/mean_kl" in tags:
+        assert all(float(x["mean_kl"]) >= 0 and float(x["max_ratio"]) > 0 for x in updates)
     assert re.fullmatch(r"Hopper-v5__\w+__s1__\d{8}-\d{6}-\w+", run.name)
 
 
 def test_config_is_strict_json_with_infinity_as_a_string(script, start):
-    run = start(*TINY, "--clip-coef", "inf", "--max-grad-norm", "inf")
+    infinite = [x for x in ("clip_coef", "max_grad_norm") if hasattr(script.Args, x)]
+    run = start(*TINY, *(f"--{name.replace('_', '-')}=inf" for name in infinite))
 
     def refuse(constant):
         raise AssertionError(constant)
 
     config = json.loads((run / "config.json").read_text(), parse_constant=refuse)
-    assert config["settings"]["clip_coef"] == config["settings"]["max_grad_norm"] == "inf"
+    assert infinite and all(config["settings"][name] == "inf" for name in infinite)
     assert {"python", "torch", "gymnasium", "mujoco", "numpy"} <= set(config["versions"])
     assert config["script"] == script.__name__ and "command" in config and "git_commit" in config
     fields = {field.name for field in script.dataclasses.fields(script.Args) if field.init}
     assert set(config["settings"]) == fields
-    assert script.load_config(script.Args, run).clip_coef == float("inf")
+    args = script.load_config(script.Args, run)
+    assert all(getattr(args, name) == math.inf for name in infinite)
 
 
-def test_tensorboard_has_the_names_of_cleanrl(start):
+def test_tensorboard_has_the_promised_names(script, start):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = start(*TINY)
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    assert set(TAGS) <= set(events.Tags()["scalars"])
+    charts = {"charts/episodic_return", "charts/episodic_length", "charts/SPS"}
+    assert charts | set(TAGS[script.__name__].split()) <= set(events.Tags()["scalars"])
     assert [x.step for x in events.Scalars("losses/value_loss")] == [64, 128, 192]
     returns = [x.value for x in events.Scalars("charts/episodic_return")]
     assert returns == pytest.approx([float(x["episodic_return"]) for x in rows(run, "episodes")])
@@ -113,7 +126,7 @@ def test_tensorboard_has_the_names_of_cleanrl(start):
 
 def test_names_are_safe_and_never_shared(script, start, monkeypatch, tmp_path):
     monkeypatch.setattr(script.time, "strftime", lambda form: "20260101-000000")
-    runs = [start("--env-id", "ns/Env-v0", *TINY) for _ in range(2)]
+    runs = [start(*TINY, "--env-id", "ns/Env-v0") for _ in range(2)]
     assert runs[0] != runs[1] and runs[0].parent == runs[1].parent == tmp_path
     assert all((run / "checkpoint.pt").is_file() and "/" not in run.name for run in runs)
 
@@ -125,6 +138,7 @@ def test_same_seed_same_training_and_another_seed_another(start):
     assert not torch.equal(weights(one)["log_std"], weights(third)["log_std"])
 
 
+@pytest.mark.parametrize("script", FULL, indirect=True)
 def test_heldout_batch_changes_nothing(start):
     one, other = start(*TINY), start(*TINY, "--heldout")
     assert_same_training(one, other)
@@ -134,6 +148,7 @@ def test_heldout_batch_changes_nothing(start):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("script", FULL, indirect=True)
 def test_compiled_update_equals_eager_and_itself(start):
     once = [*SMALL, "--total-timesteps", "64"]
     eager, *compiled = start(*once), start(*once, "--compile"), start(*once, "--compile")
@@ -170,12 +185,17 @@ def interrupted(script, tmp_path):
     return interrupted
 
 
-def check_resumed(run, total=6400):
+def check_rates(script, run, factors):
+    if script.__name__ in RATES:
+        rates = [float(x[RATES[script.__name__]]) for x in rows(run, "updates")]
+        assert rates == pytest.approx([3e-4 * factor for factor in factors])
+
+
+def check_resumed(script, run, total=6400):
     updates, episodes = rows(run, "updates"), rows(run, "episodes")
     assert [int(x["global_step"]) for x in updates] == list(range(64, total + 1, 64))
-    for x in updates:  # the schedule goes on as if nothing had been
-        factor = 1 - (int(x["update"]) - 1) * 64 / total
-        assert float(x["learning_rate"]) == pytest.approx(3e-4 * factor)
+    # The schedule goes on as if nothing had been.
+    check_rates(script, run, [1 - (int(x["update"]) - 1) * 64 / total for x in updates])
     steps, seconds = ([float(x[name]) for x in episodes] for name in ("global_step", "seconds"))
     assert steps == sorted(steps) and seconds == sorted(seconds)
     assert all(None not in x.values() and None not in x for x in [*episodes, *updates])
@@ -194,7 +214,7 @@ def test_signal_writes_the_checkpoint_and_says_how_to_go_on(script, interrupted,
     last = int(updates[-1]["global_step"])
     assert all(int(x["global_step"]) <= last for x in rows(run, "episodes"))
     assert script.main(["--resume", str(run)]) == 0
-    check_resumed(run)
+    check_resumed(script, run)
 
 
 def test_killed_run_goes_on_from_its_checkpoint(script, interrupted):
@@ -207,7 +227,7 @@ def test_killed_run_goes_on_from_its_checkpoint(script, interrupted):
         with open(run / f"{name}.csv", "a") as file:
             file.write("64,1.2")
     assert script.main(["--resume", str(run)]) == 0
-    check_resumed(run)
+    check_resumed(script, run)
     episodes = rows(run, "episodes")
     assert episodes[: len(before)] == before
     # The episodes after the restart are no replay of the first ones.
@@ -235,8 +255,8 @@ def test_kill_before_the_first_update_can_be_resumed(script, start):
 def test_longer_total_recomputes_the_schedule(script, start):
     run = start(*TINY)
     assert script.main(["--resume", str(run), "--total-timesteps", "384"]) == 0
-    rates = [float(x["learning_rate"]) for x in rows(run, "updates")]
-    assert rates == pytest.approx([3e-4 * x for x in (1, 2 / 3, 1 / 3, 1 / 2, 1 / 3, 1 / 6)])
+    assert [int(x["update"]) for x in rows(run, "updates")] == [1, 2, 3, 4, 5, 6]
+    check_rates(script, run, [1, 2 / 3, 1 / 3, 1 / 2, 1 / 3, 1 / 6])
     config = json.loads((run / "config.json").read_text())
     assert config["settings"]["total_timesteps"] == 384
 

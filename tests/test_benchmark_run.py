@@ -1,0 +1,349 @@
+"""benchmark/run.py: refusals, commands, resuming, failures, collecting; sweeps of tiny runs."""
+
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import tyro
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmark"))
+
+import run as benchmark
+from experiment import BadInput, cells_of, parse_seeds, read_experiment
+
+EXPERIMENTS = sorted((ROOT / "benchmark/experiments").glob("*.toml"))
+MODULE = """
+import time
+import gymnasium as gym
+import toy_envs
+
+class Slow(toy_envs.Toy):
+    def step(self, action):
+        time.sleep(0.02)
+        return super().step(action)
+
+class Failing(toy_envs.Toy):
+    def step(self, action):
+        raise ZeroDivisionError("the wheel came off")
+
+for cls in toy_envs.Toy, Slow, Failing:
+    gym.register(f"{cls.__name__}-v0", cls, disable_env_checker=True)
+"""
+TINY = "num_steps = 8, num_minibatches = 2, update_epochs = 1, checkpoint_every = 1"
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """A function that writes an experiment of tiny runs -> the command line that trains it."""
+    (tmp_path / "sweep_envs.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT / "tests")]))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(*tasks, seeds="1", steps=16, more="[algorithms.PPO]"):
+        path = tmp_path / "tiny.toml"
+        head = f'script = "ppo_continuous.py"\nseeds = "{seeds}"\n'
+        head += f"tasks = {json.dumps([f'sweep_envs:{task}-v0' for task in tasks])}\n"
+        path.write_text(f"{head}settings = {{ total_timesteps = {steps}, {TINY} }}\n{more}\n")
+        folders = ["--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+        return [str(path), *folders]
+
+    return write
+
+
+@pytest.fixture
+def sweep(capsys, monkeypatch):
+    """Run the command in this process -> status, stdout, stderr"""
+
+    def sweep(*argv):
+        handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)}
+        monkeypatch.setattr(sys, "argv", ["benchmark/run.py", *argv])
+        try:
+            status = benchmark.main()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return status, *capsys.readouterr()
+
+    return sweep
+
+
+def started(argv):
+    """Run the command in a process of its own."""
+    command = [sys.executable, ROOT / "benchmark/run.py", *argv]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def rows(path):
+    with open(path) as file:
+        return list(csv.DictReader(file))
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return result
+
+
+def trainings(folder):
+    """Processes that train into a folder: pid -> pids of its ancestors."""
+    found, parents = {}, {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[path.name] = (path / "stat").read_text().rpartition(")")[2].split()[1]
+            state = (path / "stat").read_text().rpartition(")")[2].split()[0]
+            command = (path / "cmdline").read_text()
+        except OSError:
+            continue
+        if str(folder) in command and "ppo_continuous.py" in command and state != "Z":
+            found[path.name] = []
+    for pid, ancestors in found.items():
+        while (pid := parents.get(pid, "0")) != "0":
+            ancestors.append(int(pid))
+    return found
+
+
+# ---- Experiments ----
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_experiment_is_accepted_by_the_scripts(path, tmp_path):
+    experiment = read_experiment(path)
+    seeds = parse_seeds(experiment["seeds"])
+    cells = cells_of(experiment, path.stem, seeds, tmp_path)
+    assert len({cell.folder for cell in cells}) == len(cells) > 0
+    counts = {"engstrom_table2": 75, "engstrom_figure1": 640, "engstrom_figure2": 45}
+    counts |= {"hopper_quick": 2, "mujoco_ppo": 18, "ppo_table1": 231, "ablation": 102}
+    assert len(cells) == counts[path.stem]
+
+
+def test_engstrom_cells_are_those_released(tmp_path):
+    from test_engstrom_cells import CELLS, COLUMNS
+
+    for name in "engstrom_table2", "engstrom_figure2":
+        experiment = read_experiment(ROOT / f"benchmark/experiments/{name}.toml")
+        compared = 0
+        for cell in cells_of(experiment, name, [1], tmp_path):
+            settings = cell.settings()
+            assert not settings["clip_actions"] and not settings["bootstrap_on_truncation"]
+            released = CELLS.get(f"{cell.task.removesuffix('-v5')} {cell.algorithm}")
+            if released:
+                assert [settings[column] for column in COLUMNS] == list(released)
+                compared += 1
+        assert compared == {"engstrom_table2": 9, "engstrom_figure2": 6}[name]
+
+
+def test_dry_run_prints_the_commands_and_writes_nothing(write, sweep, tmp_path):
+    more = """[algorithms.A]
+    settings = { anneal_lr = false, ent_coef = -0.01, env_kwargs = { end = "terminated" } }
+    tasks."sweep_envs:Slow-v0".clip_coef = inf
+    [algorithms.B]
+    script = "trpo_continuous.py"
+    grid = { init = ["orthogonal", "xavier"], clip_vloss = [true, false] }"""
+    command = write("Toy", "Slow", seeds="3:4", more=more)
+    status, out, _ = sweep(*command, "--dry-run")
+    lines = [shlex.split(line) for line in out.splitlines()]
+    assert status == 0 and len(lines) == 2 * 2 * 5 and not (tmp_path / "runs").exists()
+    shared = "--total-timesteps 16 --num-steps 8 --num-minibatches 2 --update-epochs 1"
+    shared += " --checkpoint-every 1"
+    folder = f"{tmp_path}/runs/tiny/A__sweep_envs-Slow-v0__s3"
+    own = ["--no-anneal-lr", "--ent-coef", "-0.01", "--env-kwargs", '{"end": "terminated"}']
+    own += ["--clip-coef", "inf", "--runs-dir", folder]
+    begin = ["python", "ppo_continuous.py", "--env-id", "sweep_envs:Slow-v0", "--seed", "3"]
+    assert lines[1] == [*begin, *shared.split(), *own]
+    status, out, _ = sweep(*command, "--dry-run", "--seeds", "7", "--only", "algorithm=B *=xavier*")
+    assert status == 0 and len(out.splitlines()) == 4 and out.count("--init xavier") == 4
+    status, out, _ = sweep(*command, "--dry-run", "--only", "algorithm=A,Z", "env=*Toy*")
+    assert [shlex.split(line)[3] for line in out.splitlines()] == ["sweep_envs:Toy-v0"] * 2
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        ("wokers = 3\n[algorithms.PPO]", "has no key 'wokers'"),
+        ("columns = 3\n[algorithms.PPO]", "columns is 3; it has to be a list"),
+        ("", "algorithms is missing"),
+        ("[algorithms.PPO", "tiny.toml: "),
+        ("[algorithms.PPO]\nsetings.gamma = 1", "has no key 'setings'"),
+        ('[algorithms.PPO]\nscript = "evaluate.py"', "script is 'evaluate.py'; allowed is one of"),
+        ("[algorithms.PPO]\nsettings.gama = 1", "ppo_continuous.py has no setting gama"),
+        ("[algorithms.PPO]\nsettings.seed = 1", "no setting seed to be set here"),
+        ("[algorithms.PPO]\nsettings.gamma = 2", "--gamma is 2.0; allowed is [0, 1]"),
+        ('[algorithms.PPO]\nsettings.gamma = "a"', "a"),
+        ('[algorithms.PPO]\nsettings.init = "zero"', "zero"),
+        ("[algorithms.PPO]\nsettings.num_steps = 7", "can't be cut into"),
+        ("[algorithms.PPO]\ntasks.Hopper-v5.gamma = 1", "tasks has no key 'Hopper-v5'"),
+        ("[algorithms.PPO]\ngrid.gamma = []", "a list is empty"),
+        ("[algorithms.PPO]\nsettings.env_kwargs = { wings = 2 }", "unexpected keyword"),
+        ('[algorithms]\n"a b" = {}\n"a  b" = {}', "would share the folder"),
+    ],
+)
+def test_what_cant_be_used_ends_in_one_line_before_anything_runs(
+    write, sweep, tmp_path, more, message
+):
+    status, out, error = sweep(*write("Toy", more=more))
+    assert status == 2 and out == "" and message in error
+    assert error.count("\n") == 1 and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--seeds", "5:1"], "seeds are '5:1'"),
+        (["--workers", "0"], "--workers is 0"),
+        (["--only", "algorithm=TRPO"], "there is none; there are PPO"),
+        (["--only", "colour=red"], "type algorithm=NAME or env=NAME"),
+    ],
+)
+def test_options_that_cant_be_used(write, sweep, argv, message):
+    status, _, error = sweep(*write("Toy"), *argv)
+    assert status == 2 and message in error and error.count("\n") == 1
+
+
+def test_unknown_file_and_task(write, sweep):
+    assert sweep("nowhere.toml")[::2] == (2, "run.py: nowhere.toml: No such file or directory.\n")
+    status, _, error = sweep(*write("Nowhere"))
+    assert status == 2 and "Nowhere" in error and error.count("\n") == 1
+
+
+# ---- Sweeps ----
+
+
+def test_finished_runs_are_collected_and_not_repeated(write, sweep, tmp_path):
+    more = (
+        '[algorithms.PPO]\nsettings.clip_coef = inf\n[algorithms.T]\nscript = "trpo_continuous.py"'
+    )
+    command = write("Toy", more=more)
+    assert sweep(*command)[0] == 0
+    runs, updates = (rows(tmp_path / f"results/tiny/{x}.csv") for x in ("runs", "updates"))
+    assert [x["algorithm"] for x in runs] == ["PPO", "T"] and len(updates) == 4
+    settings = json.loads(runs[0]["settings"])
+    assert settings["clip_coef"] == "inf" and settings["num_steps"] == 8
+    assert not {"env_id", "seed", "runs_dir", "resume"} & set(settings)
+    assert [x["script"] for x in runs] == ["ppo_continuous", "trpo_continuous"]
+    assert [(x["steps"], x["last_100"], x["final_reward"]) for x in runs] == [("16", "3", "3")] * 2
+    assert all(f"torch {torch.__version__}" in x["versions"] for x in runs)
+    assert [x["global_step"] for x in updates] == ["8", "16"] * 2
+    assert updates[0]["mean_kl"] and updates[0]["clipfrac"] and not updates[2]["clipfrac"]
+    assert all(len(x) <= 11 for row in updates for x in list(row.values())[3:])
+
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.pt")}
+    status, out, _ = sweep(*command)
+    assert status == 0 and "2 of 2 done" in out and len(files) == 2
+    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.pt")}
+
+    # Rows of a run that was trained elsewhere stay, unless its settings are others now.
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    assert sweep(*command, "--only", "algorithm=T")[0] == 0
+    runs, updates = (rows(tmp_path / f"results/tiny/{x}.csv") for x in ("runs", "updates"))
+    assert [x["algorithm"] for x in runs] == ["PPO", "T"] and len(updates) == 4
+    columns = 'columns = ["global_step"]\nlast_updates = 1\n'
+    command = write("Toy", more=columns + more.replace("inf", "0.1"))
+    assert sweep(*command, "--only", "algorithm=T")[0] == 0
+    assert [x["algorithm"] for x in rows(tmp_path / "results/tiny/runs.csv")] == ["T"]
+    (update,) = rows(tmp_path / "results/tiny/updates.csv")
+    task = {"algorithm": "T", "task": "sweep_envs:Toy-v0", "seed": "1"}
+    assert update == task | {"global_step": "16"}
+
+
+def test_changed_settings_are_an_error(write, sweep):
+    assert sweep(*write("Toy"))[0] == 0
+    status, _, error = sweep(*write("Toy", more="[algorithms.PPO]\nsettings.gamma = 0.9"))
+    assert status == 2 and "gamma was 0.99" in error and error.count("\n") == 1
+    assert sweep(*write("Toy", steps=32))[0] == 2
+
+
+def test_failing_run_stops_no_other(write, sweep, tmp_path):
+    status, out, error = sweep(*write("Failing", "Toy"), "--workers", "1")
+    assert status == 1 and "1 of 2 done" in out and "go on with: python benchmark/run.py" in error
+    assert "PPO sweep_envs:Failing-v0 s1 failed with status 1; the end of" in out
+    assert "the wheel came off" in out
+    assert [x["task"] for x in rows(tmp_path / "results/tiny/runs.csv")] == ["sweep_envs:Toy-v0"]
+
+
+def check_resumed(folder, updates):
+    """The run in the cell's folder has each update once."""
+    (path,) = folder.glob("*/updates.csv")
+    assert [int(x["update"]) for x in rows(path)] == list(range(1, updates + 1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_killed_sweep_leaves_no_orphan_and_goes_on(write, sweep, tmp_path):
+    command = write("Toy", "Slow", steps=160)
+    process = started(command)
+    slow = tmp_path / "runs/tiny/PPO__sweep_envs-Slow-v0__s1"
+    try:
+        toy = tmp_path / "results"
+        wait_for(lambda: any(len(rows(path)) >= 5 for path in slow.glob("*/updates.csv")))
+        status, _, error = sweep(*command)
+        assert status == 2 and "trained by another process" in error
+        assert trainings(tmp_path)
+    finally:
+        process.kill()
+    process.communicate()
+    wait_for(lambda: not trainings(tmp_path), seconds=5)
+    assert not toy.exists()
+    (checkpoint,) = slow.glob("*/checkpoint.pt")
+    counters = torch.load(checkpoint, weights_only=True)["counters"]
+    assert 4 <= counters["update"] < 20
+    assert sweep(*command)[0] == 0
+    log = (slow / "log.txt").read_text()
+    assert log.count("20 updates") == 2  # begun, and gone on with
+    check_resumed(slow, 20)
+    assert [x["steps"] for x in rows(tmp_path / "results/tiny/runs.csv")] == ["160", "160"]
+
+
+def test_ctrl_c_writes_checkpoints_and_says_how_to_go_on(write, tmp_path):
+    command = write("Slow", steps=800)
+    process = started(command)
+    try:
+        wait_for(lambda: any(len(rows(path)) >= 3 for path in tmp_path.rglob("updates.csv")))
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and "Traceback" not in error
+    assert "1 runs finish their update" in out and "0 of 1 done" in out
+    assert f"go on with: python {ROOT}/benchmark/run.py {command[0]}" in error
+    (log,) = tmp_path.rglob("log.txt")
+    assert "ppo_continuous.py --resume" in log.read_text()
+    (path,) = tmp_path.rglob("checkpoint.pt")
+    counters = torch.load(path, weights_only=True)["counters"]
+    assert counters["update"] == len(rows(path.with_name("updates.csv"))) >= 3
+
+
+# ---- Arithmetic ----
+
+
+def test_final_reward_by_hand():
+    returns = [("100", 1), ("1", 2), ("nan", 0), ("2", 1), ("3", 1), ("nan", 0), ("4", 5), ("6", 1)]
+    updates = [{"mean_return": x, "episodes": str(n)} for x, n in returns]
+    assert benchmark.final_reward(updates) == (1 + 2 + 3 + 4 + 6) / 5
+    assert benchmark.final_reward(updates[:2]) == 50.5
+    assert str(benchmark.final_reward(updates[2:3])) == "nan"
+
+
+def test_rounding_keeps_whole_numbers():
+    texts = ["1000000", "-365.71349", "0.000123456", "inf", "nan", "1e-7", "1234567.8"]
+    rounded = ["1000000", "-365.71", "0.00012346", "inf", "nan", "1e-07", "1.2346e+06"]
+    assert [benchmark.rounded(x) for x in texts] == rounded
+
+
+def test_help_names_every_option(capsys):
+    with pytest.raises(SystemExit):
+        tyro.cli(benchmark.Args, args=["--help"])
+    out = capsys.readouterr().out
+    options = "--seeds --workers --ray --only --dry-run --runs-dir --results"
+    assert all(option in out for option in options.split())
+    with pytest.raises(BadInput):
+        parse_seeds("a")
