@@ -18,13 +18,16 @@ VERSIONS = "python 3.11.7 torch 2.13.0"
 
 
 def write_results(folder, runs, updates=10, columns=()):
-    """runs: (algorithm, task, seed, settings, reward) -> runs.csv and updates.csv in the folder."""
+    """runs: (algorithm, task, seed, settings, last_100) -> runs.csv, updates.csv in the folder.
+
+    The final reward is 1000 more than last_100, so that they can't be mistaken for each other.
+    """
     rows, tables = [], []
     for algorithm, task, seed, settings, reward in runs:
         key = {"algorithm": algorithm, "task": task, "seed": seed}
         script = "trpo_continuous" if "TRPO" in algorithm else "ppo_continuous"
         row = key | {"script": script, "settings": json.dumps(settings), "steps": 2048 * updates}
-        row |= {"last_100": reward, "final_reward": reward, "versions": VERSIONS}
+        row |= {"last_100": reward, "final_reward": reward + 1000, "versions": VERSIONS}
         rows.append(row)
         table = pd.DataFrame({"global_step": 2048 * np.arange(1, updates + 1)}).assign(**key)
         table["mean_return"] = np.linspace(10, reward, updates)
@@ -111,9 +114,9 @@ def test_table2_beside_the_published_and_missing_as_missing(monkeypatch, tmp_pat
     text = make(monkeypatch, tmp_path, "table2", write_results(tmp_path / "results", runs))
     header, ppo, ppo_m, _, trpo_plus, aai, acli = rows_of(text)
     assert header[1:4] == ["Walker2d, ours", "Walker2d, published", "Hopper, ours"]
-    assert ppo[1] == "702, 2 seeds, too few for an interval"
+    assert ppo[1] == "1702, 2 seeds, too few for an interval"
     assert ppo[2] == "3292 [3157, 3426]"
-    assert ppo[3].startswith("302 [") and ppo[3].endswith("], 3 seeds")
+    assert ppo[3].startswith("1302 [") and ppo[3].endswith("], 3 seeds")
     assert ppo_m[1] == "missing" and trpo_plus[5] == "missing" and aai[1] == "missing"
     assert aai[3].startswith("50 [") and aai[4] == "99"
     assert acli[3].startswith("200 [") and acli[4] == "421"
@@ -124,7 +127,7 @@ def test_table3(monkeypatch, tmp_path):
     runs = [("PPO-NoClip", "Humanoid-v5", s, {"clip_coef": "inf"}, 800) for s in range(3)]
     text = make(monkeypatch, tmp_path, "table3", write_results(tmp_path / "results", runs))
     rows = {row[0]: row[1:] for row in rows_of(text)}
-    assert rows["PPO-NoClip"][4:] == ["800 [800, 800], 3 seeds", "831 [798, 869]"]
+    assert rows["PPO-NoClip"][4:] == ["1800 [1800, 1800], 3 seeds", "831 [798, 869]"]
     assert rows["PPO, OpenAI Baselines"] == ["–", "3424", "–", "2316", "–", "–"]
     assert rows["PPO-M"][4] == "missing"
 
@@ -141,8 +144,8 @@ def test_figure1(monkeypatch, tmp_path):
             runs.append(run)
     text = make(monkeypatch, tmp_path, "figure1", write_results(tmp_path / "results", runs, 2))
     rows = {row[1]: row[2:] for row in rows_of(text)}
-    assert rows["reward scaling"] == ["152 (16)", "102 (16)", "16 of 16"]
-    assert rows["value clipping"] == ["127 (16)", "127 (16)", "16 of 16"]
+    assert rows["reward scaling"] == ["1152 (16)", "1102 (16)", "16 of 16"]
+    assert rows["value clipping"] == ["1127 (16)", "1127 (16)", "16 of 16"]
 
 
 def test_figure2(monkeypatch, tmp_path):
@@ -153,7 +156,7 @@ def test_figure2(monkeypatch, tmp_path):
     rows = rows_of(make(monkeypatch, tmp_path, "figure2", folder))
     assert rows[1] == ["Hopper-v5", "TRPO", "3", "1.20", "1.20", "1.200", "1.200"]
     folder = write_results(tmp_path / "results", runs[:3], columns=columns[:2])
-    rows = rows_of(make(monkeypatch, tmp_path, "figure2", folder))
+    rows = rows_of(paper.figure2(folder)[0])
     assert rows[1][4] == "missing" and rows[2][3] == "missing"
 
 
