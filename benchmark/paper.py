@@ -360,11 +360,11 @@ def ppo_table1(folder):
 TABLE_2 = partial(engstrom_table, "Engstrom et al., Table 2", [*ALGORITHMS, *IMPROVEMENTS])
 TABLE_3 = partial(engstrom_table, "Engstrom et al., Table 3", WITHOUT_CLIPPING)
 ARTIFACTS = {  # name -> function of a results folder, that folder below benchmark/results
-    "table2": (TABLE_2, "engstrom"),
-    "table3": (TABLE_3, "engstrom"),
-    "figure1": (figure1, "ablation"),
-    "figure2": (figure2, "engstrom"),
-    "ppo-table1": (ppo_table1, "surrogates"),
+    "table2": (TABLE_2, "engstrom_table2"),
+    "table3": (TABLE_3, "engstrom_table2"),
+    "figure1": (figure1, "engstrom_figure1"),
+    "figure2": (figure2, "engstrom_figure2"),
+    "ppo-table1": (ppo_table1, "ppo_table1"),
 }
 
 

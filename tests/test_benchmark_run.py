@@ -17,8 +17,10 @@ import tyro
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmark"))
 
+import collect
 import run as benchmark
 from experiment import BadInput, cells_of, parse_seeds, read_experiment
+from test_engstrom_cells import CELLS
 
 EXPERIMENTS = sorted((ROOT / "benchmark/experiments").glob("*.toml"))
 MODULE = """
@@ -128,19 +130,16 @@ def test_experiment_is_accepted_by_the_scripts(path, tmp_path):
 
 
 def test_engstrom_cells_are_those_released(tmp_path):
-    from test_engstrom_cells import CELLS, COLUMNS
-
-    for name in "engstrom_table2", "engstrom_figure2":
+    for name, count in ("engstrom_table2", 15), ("engstrom_figure2", 9):
         experiment = read_experiment(ROOT / f"benchmark/experiments/{name}.toml")
-        compared = 0
-        for cell in cells_of(experiment, name, [1], tmp_path):
+        cells = cells_of(experiment, name, [1], tmp_path)
+        assert len(cells) == count
+        for cell in cells:
+            script, released = CELLS[f"{cell.task.removesuffix('-v5')} {cell.algorithm}"]
             settings = cell.settings()
+            assert cell.script is script and released.items() <= settings.items()
             assert not settings["clip_actions"] and not settings["bootstrap_on_truncation"]
-            released = CELLS.get(f"{cell.task.removesuffix('-v5')} {cell.algorithm}")
-            if released:
-                assert [settings[column] for column in COLUMNS] == list(released)
-                compared += 1
-        assert compared == {"engstrom_table2": 9, "engstrom_figure2": 6}[name]
+            assert settings["heldout"] == (name == "engstrom_figure2")
 
 
 def test_dry_run_prints_the_commands_and_writes_nothing(write, sweep, tmp_path):
@@ -242,8 +241,14 @@ def test_finished_runs_are_collected_and_not_repeated(write, sweep, tmp_path):
     assert status == 0 and "2 of 2 done" in out and len(files) == 2
     assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.pt")}
 
+    # Settings that changed since make no mixture.
+    assert sweep(*write("Toy", steps=32, more=more))[0] == 2
+    status, _, error = sweep(*write("Toy", more=more.replace("inf", "0.1")))
+    assert status == 2 and "clip_coef was inf" in error and error.count("\n") == 1
+
     # Rows of a run that was trained elsewhere stay, unless its settings are others now.
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    command = write("Toy", more=more)
     assert sweep(*command, "--only", "algorithm=T")[0] == 0
     runs, updates = (rows(tmp_path / f"results/tiny/{x}.csv") for x in ("runs", "updates"))
     assert [x["algorithm"] for x in runs] == ["PPO", "T"] and len(updates) == 4
@@ -254,13 +259,6 @@ def test_finished_runs_are_collected_and_not_repeated(write, sweep, tmp_path):
     (update,) = rows(tmp_path / "results/tiny/updates.csv")
     task = {"algorithm": "T", "task": "sweep_envs:Toy-v0", "seed": "1"}
     assert update == task | {"global_step": "16"}
-
-
-def test_changed_settings_are_an_error(write, sweep):
-    assert sweep(*write("Toy"))[0] == 0
-    status, _, error = sweep(*write("Toy", more="[algorithms.PPO]\nsettings.gamma = 0.9"))
-    assert status == 2 and "gamma was 0.99" in error and error.count("\n") == 1
-    assert sweep(*write("Toy", steps=32))[0] == 2
 
 
 def test_failing_run_stops_no_other(write, sweep, tmp_path):
@@ -278,12 +276,28 @@ def check_resumed(folder, updates):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("platform", ["linux", "other"])
+def test_process_dies_with_its_parent(platform, tmp_path):
+    code = f"import sys, time; sys.path.insert(0, {str(ROOT / 'benchmark')!r}); import jobs"
+    code += f"; sys.platform = {platform!r}; child = ['-c', 'import time; time.sleep(99)']"
+    code += f"; print(jobs.start([*child, 'ppo_continuous.py', {str(tmp_path)!r}], '.', '/dev/null').pid"
+    code += ", flush=True); time.sleep(99)"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        parent.stdout.readline()
+        wait_for(lambda: len(trainings(tmp_path)) == {"linux": 2, "other": 3}[platform])
+    finally:
+        parent.kill()
+    parent.communicate()
+    wait_for(lambda: not trainings(tmp_path), seconds=5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_killed_sweep_leaves_no_orphan_and_goes_on(write, sweep, tmp_path):
     command = write("Toy", "Slow", steps=160)
     process = started(command)
     slow = tmp_path / "runs/tiny/PPO__sweep_envs-Slow-v0__s1"
     try:
-        toy = tmp_path / "results"
         wait_for(lambda: any(len(rows(path)) >= 5 for path in slow.glob("*/updates.csv")))
         status, _, error = sweep(*command)
         assert status == 2 and "trained by another process" in error
@@ -292,7 +306,7 @@ def test_killed_sweep_leaves_no_orphan_and_goes_on(write, sweep, tmp_path):
         process.kill()
     process.communicate()
     wait_for(lambda: not trainings(tmp_path), seconds=5)
-    assert not toy.exists()
+    assert not (tmp_path / "results").exists()
     (checkpoint,) = slow.glob("*/checkpoint.pt")
     counters = torch.load(checkpoint, weights_only=True)["counters"]
     assert 4 <= counters["update"] < 20
@@ -322,21 +336,73 @@ def test_ctrl_c_writes_checkpoints_and_says_how_to_go_on(write, tmp_path):
     assert counters["update"] == len(rows(path.with_name("updates.csv"))) >= 3
 
 
+# ---- Ray ----
+
+
+def test_ray_is_optional(write, sweep, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    status, _, error = sweep(*write("Toy"), "--ray", "local")
+    assert status == 2 and "pip install -r benchmark/requirements-ray.txt" in error
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_run_of_a_node_that_dies_is_done_elsewhere(write, sweep, tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="pip install -r benchmark/requirements-ray.txt")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    command = write("Slow", seeds="1:2", steps=800)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    process = None
+    try:
+        node = cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        raylet = node.all_processes["raylet"][0].process.pid
+        process = started([*command, "--ray", cluster.address])
+
+        def held():
+            """Trainings of this cluster, by whether they are the second node's."""
+            mine = [ancestors for ancestors in trainings("runs").values() if ancestors]
+            return sorted(raylet in ancestors for ancestors in mine)
+
+        wait_for(lambda: held() == [False, True], seconds=120)
+        time.sleep(3)
+        assert held() == [False, True]
+        cluster.remove_node(node, allow_graceful=False)
+        wait_for(lambda: True not in held(), seconds=30)
+        out, error = process.communicate(timeout=300)
+    finally:
+        if process:
+            process.kill()
+        cluster.shutdown()
+    assert process.returncode == 0, out + error
+    by_ray = rows(tmp_path / "results/tiny/updates.csv")
+    (tmp_path / "results").rename(tmp_path / "by_ray")
+    (tmp_path / "runs").rename(tmp_path / "runs_by_ray")
+    assert sweep(*command)[0] == 0
+    assert len(by_ray) == 200
+    by_this_machine = rows(tmp_path / "results/tiny/updates.csv")
+    assert [x | {"seconds": 0} for x in by_ray] == [x | {"seconds": 0} for x in by_this_machine]
+    summaries = rows(tmp_path / "by_ray/tiny/runs.csv"), rows(tmp_path / "results/tiny/runs.csv")
+    assert [x | {"minutes": 0} for x in summaries[0]] == [x | {"minutes": 0} for x in summaries[1]]
+
+
 # ---- Arithmetic ----
 
 
 def test_final_reward_by_hand():
     returns = [("100", 1), ("1", 2), ("nan", 0), ("2", 1), ("3", 1), ("nan", 0), ("4", 5), ("6", 1)]
     updates = [{"mean_return": x, "episodes": str(n)} for x, n in returns]
-    assert benchmark.final_reward(updates) == (1 + 2 + 3 + 4 + 6) / 5
-    assert benchmark.final_reward(updates[:2]) == 50.5
-    assert str(benchmark.final_reward(updates[2:3])) == "nan"
+    assert collect.final_reward(updates) == (1 + 2 + 3 + 4 + 6) / 5
+    assert collect.final_reward(updates[:2]) == 50.5
+    assert str(collect.final_reward(updates[2:3])) == "nan"
 
 
 def test_rounding_keeps_whole_numbers():
     texts = ["1000000", "-365.71349", "0.000123456", "inf", "nan", "1e-7", "1234567.8"]
     rounded = ["1000000", "-365.71", "0.00012346", "inf", "nan", "1e-07", "1.2346e+06"]
-    assert [benchmark.rounded(x) for x in texts] == rounded
+    assert [collect.rounded(x) for x in texts] == rounded
 
 
 def test_help_names_every_option(capsys):
