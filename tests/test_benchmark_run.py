@@ -278,13 +278,19 @@ def check_resumed(folder, updates):
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("platform", ["linux", "other"])
 def test_process_dies_with_its_parent(platform, tmp_path):
-    code = f"import sys, time; sys.path.insert(0, {str(ROOT / 'benchmark')!r}); import jobs"
-    code += f"; sys.platform = {platform!r}; child = ['-c', 'import time; time.sleep(99)']"
-    code += f"; print(jobs.start([*child, 'ppo_continuous.py', {str(tmp_path)!r}], '.', '/dev/null').pid"
-    code += ", flush=True); time.sleep(99)"
+    child = ["-c", "import time; time.sleep(99)", "ppo_continuous.py", str(tmp_path)]
+    code = f"""
+import sys, time
+sys.path.insert(0, {str(ROOT / "benchmark")!r})
+import jobs
+sys.platform = {platform!r}
+jobs.start({child!r}, ".", "/dev/null")
+print(flush=True)
+time.sleep(99)"""
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
         parent.stdout.readline()
+        # The parent names what its child does; so does the process that looks after it.
         wait_for(lambda: len(trainings(tmp_path)) == {"linux": 2, "other": 3}[platform])
     finally:
         parent.kill()
@@ -327,7 +333,7 @@ def test_ctrl_c_writes_checkpoints_and_says_how_to_go_on(write, tmp_path):
     finally:
         process.kill()
     assert process.returncode == 130 and "Traceback" not in error
-    assert "1 runs finish their update" in out and "0 of 1 done" in out
+    assert "stopping after their update: 1 running" in out and "0 of 1 done" in out
     assert f"go on with: python {ROOT}/benchmark/run.py {command[0]}" in error
     (log,) = tmp_path.rglob("log.txt")
     assert "ppo_continuous.py --resume" in log.read_text()
@@ -358,19 +364,20 @@ def test_run_of_a_node_that_dies_is_done_elsewhere(write, sweep, tmp_path, monke
     try:
         node = cluster.add_node(num_cpus=1)
         cluster.wait_for_nodes()
-        raylet = node.all_processes["raylet"][0].process.pid
+        nodes = cluster.head_node, node
+        raylets = [x.all_processes["raylet"][0].process.pid for x in nodes]
         process = started([*command, "--ray", cluster.address])
 
         def held():
-            """Trainings of this cluster, by whether they are the second node's."""
-            mine = [ancestors for ancestors in trainings("runs").values() if ancestors]
-            return sorted(raylet in ancestors for ancestors in mine)
+            """The nodes, 0 and 1, of this cluster's trainings."""
+            found = trainings("runs").values()
+            return sorted(i for x in found for i, raylet in enumerate(raylets) if raylet in x)
 
-        wait_for(lambda: held() == [False, True], seconds=120)
+        wait_for(lambda: held() == [0, 1], seconds=120)
         time.sleep(3)
-        assert held() == [False, True]
+        assert held() == [0, 1]
         cluster.remove_node(node, allow_graceful=False)
-        wait_for(lambda: True not in held(), seconds=30)
+        wait_for(lambda: 1 not in held(), seconds=30)
         out, error = process.communicate(timeout=300)
     finally:
         if process:

@@ -1,0 +1,101 @@
+"""Finished runs -> runs.csv and updates.csv of an experiment, small enough to be committed."""
+
+import csv
+import json
+import math
+import os
+import statistics
+
+from experiment import BadInput
+
+KEY = "algorithm", "task", "seed"
+
+
+def rows_of(path):
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(path, rows):
+    """Write a CSV with the columns of all rows, in one go."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".tmp"), "w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(path.with_suffix(".tmp"), path)
+
+
+def rounded(text):
+    """A number's text with 5 significant digits; a whole number's as it is."""
+    return text if text.lstrip("-").isdecimal() else f"{float(text):.5g}"
+
+
+def final_reward(updates):
+    """Mean of mean_return over the last 5 updates in which an episode ended (Engstrom et al.)."""
+    ended = [float(row["mean_return"]) for row in updates if int(row["episodes"]) > 0]
+    return statistics.fmean(ended[-5:]) if ended else math.nan
+
+
+def changed_settings(cell):
+    """The settings that differ from the script's defaults, as JSON."""
+    defaults = cell.script.Args()
+    changed = {
+        name: "inf" if x == math.inf else x
+        for name, x in cell.settings().items()
+        if name not in ("env_id", "seed") and x != getattr(defaults, name)
+    }
+    return json.dumps(changed)
+
+
+def summary(cell):
+    """The row of a finished run in runs.csv, and its rows in updates.csv."""
+    run = cell.run()
+    config = json.loads((run / "config.json").read_text())
+    updates, episodes = rows_of(run / "updates.csv"), rows_of(run / "episodes.csv")
+    last_100 = [float(row["episodic_return"]) for row in episodes[-100:]]
+    key = {"algorithm": cell.algorithm, "task": cell.task, "seed": str(cell.seed)}
+    versions = " ".join(f"{name} {version}" for name, version in config["versions"].items())
+    row = key | {
+        "script": cell.script.__name__,
+        "settings": changed_settings(cell),
+        "steps": updates[-1]["global_step"],
+        "minutes": f"{float(updates[-1]['seconds']) / 60:.2f}",
+        "last_100": f"{statistics.fmean(last_100) if last_100 else math.nan:.5g}",
+        "final_reward": f"{final_reward(updates):.5g}",
+        "versions": versions,
+        "git_commit": config["git_commit"],
+    }
+    return row, [key | {name: rounded(x) for name, x in update.items()} for update in updates]
+
+
+def collect(cells, columns, last_updates, folder):
+    """Write runs.csv and updates.csv of the finished runs; keep others of the same settings."""
+    finished = [summary(cell) for cell in cells if cell.is_complete()]
+    runs = [row for row, _ in finished]
+    updates = [row for _, rows in finished for row in rows[-last_updates:]]
+    here = {tuple(row[x] for x in KEY) for row in runs}
+    wanted = {(x.algorithm, x.task, x.script.__name__, changed_settings(x)) for x in cells}
+    same = ("algorithm", "task", "script", "settings")
+    kept = [row for row in rows_of(folder / "runs.csv") if tuple(row[x] for x in same) in wanted]
+    kept = [row for row in kept if tuple(row[x] for x in KEY) not in here]
+    elsewhere = {tuple(row[x] for x in KEY) for row in kept}
+    old_updates = rows_of(folder / "updates.csv")
+    updates += [row for row in old_updates if tuple(row[x] for x in KEY) in elsewhere]
+    if columns is not None:
+        for name in columns:
+            if not any(name in row for row in updates):
+                raise BadInput(f"columns: none of these runs has logged {name!r}.")
+        names = {*KEY, *columns}
+        updates = [{name: x for name, x in row.items() if name in names} for row in updates]
+
+    def order(row):
+        return row["algorithm"], row["task"], int(row["seed"]), int(row.get("global_step", 0))
+
+    if runs:
+        write_rows(folder / "runs.csv", sorted(runs + kept, key=order))
+        if columns != []:
+            write_rows(folder / "updates.csv", sorted(updates, key=order))
