@@ -50,9 +50,7 @@ from torch import nn
 class Args:
     """Settings of a run. Numbers take "inf"; a value that switches a detail off is named."""
 
-    env_id: str = (
-        "BreakoutNoFrameskip-v4"  # an id of gymnasium; "module:Env-v0" imports the module first
-    )
+    env_id: str = "BreakoutNoFrameskip-v4"  # an id of gymnasium; "module:Env-v0" works too
     seed: int = 1  # of environments, initial weights, noise and minibatches
     total_timesteps: int = 10_000_000  # steps of all environments together, cut to whole updates
     num_envs: int = 8  # N, environments stepped in lockstep
@@ -214,6 +212,11 @@ class Agent(nn.Module):
         return self.policy_head(hidden).float(), self.value_head(hidden).float().flatten()
 
 
+def autocast(bf16, device):
+    """Context in which the network computes in bfloat16, if wanted; its weights stay float32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+
+
 def categorical_log_prob(logits, action):
     """log p(action) = logits[action] - log sum exp(logits); (B, A), (B,) -> (B,)"""
     assert action.shape == logits.shape[:-1]
@@ -271,7 +274,7 @@ def loss_gradient(agent, parameters, args, limits, minibatch):
         mb_advantage = (mb_advantage - center) / (std + 1e-8)
 
     # [core 8] Clipped surrogate objective.
-    with torch.autocast(mb_obs.device.type, torch.bfloat16, enabled=args.bf16):
+    with autocast(args.bf16, mb_obs.device):
         logits, value = agent(mb_obs)
     log_ratio = categorical_log_prob(logits, mb_action) - mb_log_prob
     ratio = log_ratio.exp()
@@ -346,10 +349,7 @@ def train(args):
             for t in range(T):
                 run.global_step += N
                 obs[t] = next_obs
-                with (
-                    torch.inference_mode(),
-                    torch.autocast(device.type, torch.bfloat16, enabled=args.bf16),
-                ):
+                with torch.inference_mode(), autocast(args.bf16, device):
                     logits, state_value = agent(torch.from_numpy(next_obs).to(device))
                     logits = logits.cpu()
                     drawn = logits.softmax(-1).multinomial(1, generator=generator)[:, 0]
@@ -367,10 +367,7 @@ def train(args):
             # ---- Advantages ----
             # The value of what a step led to is that of the next step's observation, but for the
             # last of a game that was cut.
-            with (
-                torch.inference_mode(),
-                torch.autocast(device.type, torch.bfloat16, enabled=args.bf16),
-            ):
+            with torch.inference_mode(), autocast(args.bf16, device):
                 value.append(agent(torch.from_numpy(next_obs).to(device))[1])
                 values = torch.stack(value).cpu().numpy()
                 next_value = values[1:].copy()

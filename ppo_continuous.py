@@ -50,7 +50,7 @@ from torch import nn
 class Args:
     """Settings of a run. Numbers take "inf"; a value that switches a detail off is named."""
 
-    env_id: str = "Hopper-v5"  # an id of gymnasium; "module:Env-v0" imports the module first
+    env_id: str = "Hopper-v5"  # an id of gymnasium; "module:Env-v0" works too
     env_kwargs: str = "{}"  # keyword arguments of gymnasium.make, as JSON
     seed: int = 1  # of environments, initial weights, noise and minibatches
     total_timesteps: int = 1_000_000  # steps of all environments together, cut to whole updates

@@ -42,9 +42,7 @@ from torch import nn
 class Args:
     """Settings of a run; the numbers are the PPO paper's for MuJoCo."""
 
-    env_id: str = (
-        "InvertedPendulum-v5"  # an id of gymnasium; "module:Env-v0" imports the module first
-    )
+    env_id: str = "InvertedPendulum-v5"  # an id of gymnasium; "module:Env-v0" works too
     env_kwargs: str = "{}"  # keyword arguments of gymnasium.make, as JSON
     seed: int = 1  # of environments, initial weights, noise and minibatches
     total_timesteps: int = 200_000  # steps of all environments together, cut to whole updates

@@ -278,7 +278,7 @@ def test_core_13_policy_and_value_share_the_cnn():
     agent = ppo.Agent(4, ppo.Args())
     obs = torch.randint(256, (1, 4, 84, 84), dtype=torch.uint8)
     for output in agent(obs):
-        gradient = torch.autograd.grad(output.sum(), agent.body[0].bias)[0]
+        (gradient,) = torch.autograd.grad(output.sum(), agent.body[0].bias, retain_graph=True)
         assert gradient.any()
 
 
