@@ -21,11 +21,11 @@ import tyro
 
 @dataclasses.dataclass
 class Options:
-    """Play episodes with the policy of a run, as its last checkpoint has it."""
+    """Play episodes (whole games) with the policy of a run, as its last checkpoint has it."""
 
     run: tyro.conf.Positional[str]  # directory of the run
     episodes: int = 10  # how many are played
-    stochastic: bool = False  # draw actions as in training; off: act with the mean
+    stochastic: bool = False  # draw actions as in training; off: the mean or likeliest action
     video: str | None = None  # folder that gets one mp4 per episode
     seed: int = 1  # of environments and drawn actions; never those of a training
 
@@ -65,10 +65,13 @@ class Policy:
         self.script = script = script_of(run)
         try:
             self.args = args = script.load_config(script.Args, run)
-            self.environment = env = script.Environment(args)
+            self.is_atari = hasattr(script, "WholeGames")
+            self.Environment = script.WholeGames if self.is_atari else script.Environment
+            self.environment = env = self.Environment(args)
         except script.BadInput as error:
             raise BadInput(str(error)) from None
-        self.agent = script.Agent(env.observation_size, env.action_size, args)
+        sizes = (env.num_actions,) if self.is_atari else (env.observation_size, env.action_size)
+        self.agent = script.Agent(*sizes, args)
         self.generator = torch.Generator().manual_seed(seed)
         try:
             parts = torch.load(Path(run, "checkpoint.pt"), "cpu", weights_only=True)["parts"]
@@ -85,7 +88,7 @@ class Policy:
 
     def make_env(self, **kwargs):
         """The gymnasium environment of the run; with render_mode="human" one watches it."""
-        return self.script.Environment(self.args, **kwargs).env
+        return self.Environment(self.args, **kwargs).env
 
     def __call__(self, raw_obs, stochastic=False):
         """Observation as the environment returns it -> action for its `step`"""
@@ -95,7 +98,14 @@ class Policy:
 
     @torch.inference_mode()
     def act(self, obs, stochastic=False):
-        """Flat observation (O,), not yet normalized -> action (A,)"""
+        """Observation of the script's own environment, not yet normalized -> action
+
+        A flat one (O,) -> (A,), or a game's frames (C, 84, 84) -> the index of an action.
+        """
+        if self.is_atari:
+            probabilities = self.agent(torch.from_numpy(obs[None]))[0].softmax(-1)
+            drawn = probabilities.multinomial(1, generator=self.generator)
+            return drawn.item() if stochastic else probabilities.argmax().item()
         action = self.agent.policy(torch.from_numpy(self.normalize(obs[None])))[0]
         if stochastic:
             noise = torch.randn(len(action), generator=self.generator)
@@ -139,7 +149,7 @@ def play(policy, options):
     folder, name = options.video, Path(options.run).resolve().name
     rendering = {} if folder is None else {"render_mode": "rgb_array"}
     try:
-        env = policy.script.Environment(policy.args, **rendering)
+        env = policy.Environment(policy.args, **rendering)
     except policy.script.BadInput as error:  # it can't be drawn, but it was made before
         env, folder = policy.environment, no_video(error)
     for episode in range(options.episodes):

@@ -42,7 +42,7 @@ from torch import nn
 class Args:
     """Settings of a run; the numbers are the PPO paper's for MuJoCo."""
 
-    env_id: str = "InvertedPendulum-v5"  # any id that gymnasium.make takes, "module:Env-v0" too
+    env_id: str = "InvertedPendulum-v5"  # an id of gymnasium; "module:Env-v0" works too
     env_kwargs: str = "{}"  # keyword arguments of gymnasium.make, as JSON
     seed: int = 1  # of environments, initial weights, noise and minibatches
     total_timesteps: int = 200_000  # steps of all environments together, cut to whole updates
@@ -56,7 +56,7 @@ class Args:
     clip_coef: float = 0.2  # the ratio's range is 1 +- clip_coef; inf: off
     vf_coef: float = 0.5  # weight of the value loss
     ent_coef: float = 0.0  # weight of the entropy bonus; negative penalises entropy
-    threads: int = 1  # of PyTorch; more is slower for networks this small
+    threads: int = 1  # of PyTorch; more is slower for small networks
     runs_dir: str = "runs"  # folder that gets the run's own directory
     checkpoint_every: int = 10  # updates between checkpoints; one is written at the end anyway
     resume: str | None = None  # directory of a run to go on with; only the total may change
@@ -234,8 +234,8 @@ def train(args):
 
 
 # ==== Plumbing ====
-# Settings, environments, run directory, checkpoint and resume: nothing about the algorithm, and
-# the same to the letter in every script.
+# Settings, run directory, checkpoint and resume: nothing about the algorithm, and the same to the
+# letter in every script.
 
 import argparse
 import collections
@@ -280,11 +280,12 @@ def check_settings(args):
     """Raise BadInput unless numbers lie in their interval and choices are known ones."""
     intervals = {
         "[1, 1e12]": "total_timesteps num_envs num_steps num_minibatches update_epochs",
-        "[1, inf)": "checkpoint_every cg_iterations",
+        "[1, inf)": "checkpoint_every cg_iterations max_frames",
+        "[1, 64]": "frame_skip frame_stack",
         "[1, 1024]": "threads",
-        "[0, 1]": "gamma gae_lambda min_gain",
+        "[0, 1]": "gamma gae_lambda min_gain sticky_actions",
         "(0, 1]": "fisher_fraction",
-        "[0, 1000]": "max_halvings",
+        "[0, 1000]": "max_halvings noop_max",
         "[0, inf)": "kl_coef vf_coef cg_damping",
         "[0, 1e18]": "seed",
         "(-inf, inf)": "ent_coef",
@@ -391,60 +392,6 @@ def guarded(method):
             raise RunFailed(f"the environment raised {text} in {where}") from error
 
     return wrapper
-
-
-class Environment:
-    """gymnasium.make with flat float64 observations; what goes wrong in it ends in one line."""
-
-    def __init__(self, args, render_mode=None):
-        render = {"render_mode": render_mode} if render_mode else {}
-        try:
-            self.env = gym.make(args.env_id, **json.loads(args.env_kwargs), **render)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise BadInput(f"--env-id {args.env_id} {args.env_kwargs}: {reason}") from None
-        space, action_space = self.env.observation_space, self.env.action_space
-        if not space.is_np_flattenable or gym.spaces.flatdim(space) == 0:
-            kinds = "Box, Discrete, MultiDiscrete, MultiBinary, Text, and Dict and Tuple of these"
-            raise BadInput(f"{args.env_id} has observations {space}; allowed are {kinds}.")
-        is_box = isinstance(action_space, gym.spaces.Box) and math.prod(action_space.shape) > 0
-        if not is_box or action_space.dtype.kind != "f":
-            raise BadInput(f"{args.env_id} has actions {action_space}; allowed is Box of floats.")
-        self.observation_size = gym.spaces.flatdim(space)
-        self.action_shape, self.action_dtype = action_space.shape, action_space.dtype
-        self.action_size = math.prod(action_space.shape)
-        self.low, self.high = action_space.low.flatten(), action_space.high.flatten()
-        self.is_flat = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
-
-    @guarded
-    def reset(self, seed=None):
-        """-> observation (O,)"""
-        self.episode_return = self.episode_length = 0
-        return self.observe(self.env.reset(seed=seed)[0])
-
-    @guarded
-    def step(self, action):
-        """Act with (A,) -> observation (O,), raw reward, terminated, truncated"""
-        action = action.astype(self.action_dtype, copy=False).reshape(self.action_shape)
-        obs, reward, terminated, truncated, _ = self.env.step(action)
-        reward = float(np.asarray(reward).item())
-        if not math.isfinite(reward * reward):
-            raise RunFailed(f"the environment's reward is {reward}")
-        self.episode_return += reward
-        self.episode_length += 1
-        return self.observe(obs), reward, bool(terminated), bool(truncated)
-
-    @guarded
-    def observe(self, obs):
-        """An observation of the environment's own space -> (O,)"""
-        if not self.is_flat:
-            obs = gym.spaces.flatten(self.env.observation_space, obs)
-        obs = np.asarray(obs, np.float64)
-        if obs.shape != (self.observation_size,):
-            raise RunFailed(f"the environment's observation has shape {obs.shape}")
-        if not math.isfinite(obs.dot(obs)):  # a square that overflows is of no use either
-            raise RunFailed(f"the environment's observation has {obs[abs(obs).argmax()]} in it")
-        return obs
 
 
 def choose_device(cuda):
@@ -692,6 +639,65 @@ def launch(train, args_class, argv):
             return 130
         return 2 if isinstance(error, BadInput) else 1
     return 0
+
+
+# ==== Environment ====
+# Any environment of gymnasium with continuous actions, checked: the same to the letter in every
+# script for them.
+
+
+class Environment:
+    """gymnasium.make with flat float64 observations; what goes wrong in it ends in one line."""
+
+    def __init__(self, args, render_mode=None):
+        render = {"render_mode": render_mode} if render_mode else {}
+        try:
+            self.env = gym.make(args.env_id, **json.loads(args.env_kwargs), **render)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise BadInput(f"--env-id {args.env_id} {args.env_kwargs}: {reason}") from None
+        space, action_space = self.env.observation_space, self.env.action_space
+        if not space.is_np_flattenable or gym.spaces.flatdim(space) == 0:
+            kinds = "Box, Discrete, MultiDiscrete, MultiBinary, Text, and Dict and Tuple of these"
+            raise BadInput(f"{args.env_id} has observations {space}; allowed are {kinds}.")
+        is_box = isinstance(action_space, gym.spaces.Box) and math.prod(action_space.shape) > 0
+        if not is_box or action_space.dtype.kind != "f":
+            raise BadInput(f"{args.env_id} has actions {action_space}; allowed is Box of floats.")
+        self.observation_size = gym.spaces.flatdim(space)
+        self.action_shape, self.action_dtype = action_space.shape, action_space.dtype
+        self.action_size = math.prod(action_space.shape)
+        self.low, self.high = action_space.low.flatten(), action_space.high.flatten()
+        self.is_flat = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+
+    @guarded
+    def reset(self, seed=None):
+        """-> observation (O,)"""
+        self.episode_return = self.episode_length = 0
+        return self.observe(self.env.reset(seed=seed)[0])
+
+    @guarded
+    def step(self, action):
+        """Act with (A,) -> observation (O,), raw reward, terminated, truncated"""
+        action = action.astype(self.action_dtype, copy=False).reshape(self.action_shape)
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        reward = float(np.asarray(reward).item())
+        if not math.isfinite(reward * reward):
+            raise RunFailed(f"the environment's reward is {reward}")
+        self.episode_return += reward
+        self.episode_length += 1
+        return self.observe(obs), reward, bool(terminated), bool(truncated)
+
+    @guarded
+    def observe(self, obs):
+        """An observation of the environment's own space -> (O,)"""
+        if not self.is_flat:
+            obs = gym.spaces.flatten(self.env.observation_space, obs)
+        obs = np.asarray(obs, np.float64)
+        if obs.shape != (self.observation_size,):
+            raise RunFailed(f"the environment's observation has shape {obs.shape}")
+        if not math.isfinite(obs.dot(obs)):  # a square that overflows is of no use either
+            raise RunFailed(f"the environment's observation has {obs[abs(obs).argmax()]} in it")
+        return obs
 
 
 def main(argv=None):

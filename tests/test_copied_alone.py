@@ -8,11 +8,13 @@ import sys
 import pytest
 from test_twins import SCRIPTS
 
+PACKAGES = {"cv2": "opencv-python-headless", "ale_py": "ale-py"}  # that bring these modules
+
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_copied_alone(script, tmp_path):
     shutil.copy(script, tmp_path)
-    options = "--num-steps 128 --num-minibatches 4 --total-timesteps 256".split()
+    options = "--num-envs 2 --num-steps 64 --num-minibatches 4 --total-timesteps 256".split()
     command = [sys.executable, "-I", script.name, *options]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     (run,) = (tmp_path / "runs").iterdir()
@@ -31,4 +33,4 @@ def test_imports_are_declared(script):
     }
     declared = text.split("# ///")[1]
     for name in imported - set(sys.stdlib_module_names):
-        assert f'"{name}==' in declared, name
+        assert f'"{PACKAGES.get(name, name)}==' in declared, name

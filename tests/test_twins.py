@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import re
 import tomllib
 from pathlib import Path
 
@@ -15,7 +16,7 @@ print("exempt from being twins:", ", ".join(sorted(EXEMPT)))
 
 
 def plumbing(script):
-    return script.read_text().split("# ==== Plumbing ====")[1].split("\ndef main(")[0]
+    return re.split("# ==== .* ====|\ndef main", script.read_text())[1]
 
 
 def definitions(script):
