@@ -13,6 +13,7 @@ import collections
 import concurrent.futures
 import csv
 import functools
+import importlib
 import importlib.metadata
 import multiprocessing
 import os
@@ -29,7 +30,7 @@ import tyro
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmark/results/throughput.csv"
-PACKAGES = "torch", "gymnasium", "mujoco", "numpy", "stable-baselines3", "sb3-contrib"
+PACKAGES = "torch", "gymnasium", "mujoco", "numpy", "stable-baselines3", "sb3-contrib", "sbx-rl"
 BATCH = 2048  # steps between marks
 
 
@@ -64,16 +65,13 @@ def our_script(script, *options, task, steps):
             return [(int(x["global_step"]), float(x["seconds"])) for x in csv.DictReader(file)]
 
 
-def stable_baselines3(algorithm, settings, task, steps):
-    """Marks of an algorithm of Stable-Baselines3, "PPO" or "TRPO", with VecNormalize."""
-    import stable_baselines3
+def stable_baselines3(module, algorithm, settings, task, steps):
+    """Marks of an algorithm of stable_baselines3, sb3_contrib or sbx (JAX), with VecNormalize."""
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-    if algorithm == "TRPO":
-        import sb3_contrib as stable_baselines3
     marks = []
 
     class Marks(BaseCallback):
@@ -87,9 +85,11 @@ def stable_baselines3(algorithm, settings, task, steps):
     env = make_vec_env(task, n_envs=1, seed=1, vec_env_cls=DummyVecEnv)
     env = VecNormalize(env, clip_obs=10.0, clip_reward=10.0, gamma=0.99)
     common = {"n_steps": BATCH, "batch_size": 64, "gamma": 0.99, "gae_lambda": 0.95, "seed": 1}
-    network = {"net_arch": [64, 64], "activation_fn": torch.nn.Tanh, "ortho_init": True}
+    network = {"net_arch": [64, 64], "ortho_init": True}
+    if module != "sbx":  # where tanh is the default
+        network["activation_fn"] = torch.nn.Tanh
     common |= {"learning_rate": lambda remaining: 3e-4 * remaining, "device": "cpu"}
-    model = getattr(stable_baselines3, algorithm)
+    model = getattr(importlib.import_module(module), algorithm)
     model("MlpPolicy", env, policy_kwargs=network, **common | settings).learn(steps, Marks())
     return marks
 
@@ -103,22 +103,18 @@ PPO = {"n_epochs": 10, "clip_range": 0.2, "clip_range_vf": 0.2, "ent_coef": 0.0,
 PPO |= {"max_grad_norm": 0.5}
 TRPO = {"n_critic_updates": 10, "cg_max_steps": 10, "line_search_shrinking_factor": 0.5}
 TRPO |= {"sub_sampling_factor": 10, "target_kl": 0.04}
-partial = functools.partial
+partial, peer = functools.partial, functools.partial(functools.partial, stable_baselines3)
+PPO_SCRIPT, TRPO_SCRIPT = "ppo_continuous.py", "trpo_continuous.py"
 ROWS = [
     Row("PPO", BARE, bare_environment),
-    Row("PPO", "ppo_continuous.py", partial(our_script, "ppo_continuous.py")),
-    Row(
-        "PPO", "ppo_continuous.py --compile", partial(our_script, "ppo_continuous.py", "--compile")
-    ),
-    Row("PPO", "Stable-Baselines3", partial(stable_baselines3, "PPO", PPO), "stable-baselines3"),
+    Row("PPO", PPO_SCRIPT, partial(our_script, PPO_SCRIPT)),
+    Row("PPO", f"{PPO_SCRIPT} --compile", partial(our_script, PPO_SCRIPT, "--compile")),
+    Row("PPO", "Stable-Baselines3", peer("stable_baselines3", "PPO", PPO), "stable-baselines3"),
+    Row("PPO", "SBX (JAX)", peer("sbx", "PPO", PPO), "sbx-rl"),
     Row("TRPO", BARE, bare_environment),
-    Row("TRPO", "trpo_continuous.py", partial(our_script, "trpo_continuous.py")),
-    Row(
-        "TRPO",
-        "trpo_continuous.py --compile",
-        partial(our_script, "trpo_continuous.py", "--compile"),
-    ),
-    Row("TRPO", "sb3-contrib", partial(stable_baselines3, "TRPO", TRPO), "sb3-contrib"),
+    Row("TRPO", TRPO_SCRIPT, partial(our_script, TRPO_SCRIPT)),
+    Row("TRPO", f"{TRPO_SCRIPT} --compile", partial(our_script, TRPO_SCRIPT, "--compile")),
+    Row("TRPO", "sb3-contrib", peer("sb3_contrib", "TRPO", TRPO), "sb3-contrib"),
 ]
 
 
