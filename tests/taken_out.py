@@ -173,5 +173,109 @@ TRPO = {
         ("nn.Sequential(*hidden(), value_head", "nn.Sequential(*policy_hidden, value_head"),
     ],
 }
-TAKEN_OUT = {"ppo_continuous": PPO, "trpo_continuous": TRPO}
-TESTS = {"ppo_continuous": "test_catalogue_continuous", "trpo_continuous": "test_catalogue_trpo"}
+ATARI = {
+    "core 1": [
+        ("games = [Game(args, run.env_seed(n) % 2**31)", "games = [Game(args, 0)"),
+        (
+            "            for t in range(T):\n                run.global_step += N\n",
+            "            next_obs = np.stack([game.reset() for game in games])\n"
+            "            for t in range(T):\n                run.global_step += N\n",
+        ),
+    ],
+    "core 2": [
+        ("nn.init.orthogonal_(layer.weight, gain)", "pass"),
+        ("nn.Linear(512, num_actions), 0.01,", "nn.Linear(512, num_actions), 1.0,"),
+    ],
+    "core 3": [
+        ("lr=args.learning_rate, eps=args.adam_eps,", "lr=args.learning_rate,"),
+    ],
+    "core 4": [
+        ("rate * remaining if args.anneal_lr else rate", "rate"),
+        ("1.0 - (update - 1) / args.num_updates", "1.0 - update / args.num_updates"),
+    ],
+    "core 5": [
+        ("next_value[t, n] = agent(", "agent("),
+        ("next_value = values[1:].copy()", "next_value = values[:-1].copy()"),
+        ("b_target = b_advantage + b_value", "b_target = b_advantage"),
+        (
+            "no_bootstrap = terminated if args.bootstrap_on_truncation else ended",
+            "no_bootstrap = ended",
+        ),
+    ],
+    "core 6": [
+        ("torch.randperm(len(batch[0]), generator=generator)", "torch.arange(len(batch[0]))"),
+    ],
+    "core 7": [
+        ("mb_advantage = (mb_advantage - center) / (std + 1e-8)", "pass"),
+    ],
+    "core 8": [
+        ("torch.min(ratio * mb_advantage, clipped_ratio * mb_advantage)", "ratio * mb_advantage"),
+    ],
+    "core 9": [
+        ("square = torch.max(square, clipped_error * clipped_error)", "pass"),
+    ],
+    "core 10": [
+        ("policy_loss - args.ent_coef * entropy + args", "policy_loss + args"),
+        ("args.vf_coef * value_loss", "value_loss"),
+    ],
+    "core 11": [
+        ("gradient = gradient * (args.max", "(args.max"),
+        ("norm = gradient.norm()", "norm = gradient.abs().max()"),
+    ],
+    "core 12": [
+        ("losses.mean(0).tolist()", "losses[-1].tolist()"),
+        ("1 - unexplained.item()", "unexplained.item()"),
+    ],
+    "core 13": [
+        ("self.value_head(hidden)", "self.value_head(hidden.detach())"),
+    ],
+    "atari 1": [
+        ("self.random.integers(self.args.noop_max) + 1", "self.random.integers(2) + 1"),
+        ("self.random.integers(self.args.noop_max) + 1", "self.args.noop_max"),
+    ],
+    "atari 2": [
+        ("reward += self.ale.act(action)", "reward = self.ale.act(action)"),
+        ("screen = self.screens.max(0)", "screen = self.screens[1]"),
+        ("self.actions[action], self.args.frame_skip", "self.actions[action], 1"),
+    ],
+    "atari 3": [
+        ("self.is_over or (lost_life and self.args.episodic_life)", "self.is_over"),
+        ("if games[n].is_over or truncated[t, n]:", "if terminated[t, n] or truncated[t, n]:"),
+    ],
+    "atari 4": [
+        ("if lost_life and not self.is_over:\n            self.fire()", "pass"),
+        ("        self.fire()\n        self.lives", "        self.lives"),
+    ],
+    "atari 5": [
+        ("self.ale.getScreenGrayscale(self.screens[1])", "self.screens[1] = self.ale.getScreen()"),
+        ("cv2.INTER_AREA", "cv2.INTER_NEAREST"),
+    ],
+    "atari 6": [
+        ("np.sign(reward) if self.args.clip_rewards else reward", "reward"),
+    ],
+    "atari 7": [
+        (
+            "self.obs[:-1], self.obs[-1] = self.obs[1:], self.frame()",
+            "self.obs[1:], self.obs[0] = self.obs[:-1].copy(), self.frame()",
+        ),
+        ("self.obs[:] = self.frame()", "self.obs[-1] = self.frame()"),
+    ],
+    "atari 8": [
+        ("nn.Linear(64 * 7 * 7, 512)),\n            nn.ReLU(),", "nn.Linear(64 * 7 * 7, 512)),"),
+    ],
+    "atari 9": [
+        (" / 255.0", " / 1.0"),
+    ],
+    "aux 1": [
+        ("remaining if args.anneal_clip else 1.0", "1.0"),
+    ],
+    "aux 3": [
+        ("approximate_kl(log_ratio)[1] > args.target_kl", "False"),
+    ],
+}
+TAKEN_OUT = {"ppo_continuous": PPO, "trpo_continuous": TRPO, "ppo_atari": ATARI}
+TESTS = {
+    "ppo_continuous": "test_catalogue_continuous",
+    "trpo_continuous": "test_catalogue_trpo",
+    "ppo_atari": "test_catalogue_atari",
+}

@@ -120,11 +120,46 @@ def gradient_of(**settings):
     return *result, agent, minibatch
 
 
-def test_core_01_games_step_in_lockstep_and_go_on_over_rollouts(observe):
-    first, second = observe(total_timesteps=32).calls[:2], observe(num_steps=16, total_timesteps=32)
-    assert len(first) == 2 and len(second.calls) == 4
-    frames = torch.cat([x.minibatch[0] for x in first])
-    assert len({x.numpy().tobytes() for x in frames}) > 8  # two games, not one twice
+class Counted:
+    """A game whose frames count its steps: a life lost at the second, cut or over at the third."""
+
+    actions = range(4)
+    end = "over"
+
+    def __init__(self, args, seed):
+        self.seed, self.resets, self.is_over = seed, 0, False
+        Counted.made.append(self)
+
+    def reset(self):
+        self.steps = self.episode_return = self.episode_length = 0
+        self.resets += 1
+        return np.full((4, 84, 84), 100, np.uint8)
+
+    def step(self, action):
+        self.steps += 1
+        self.episode_return = self.episode_length = self.steps
+        last = self.steps == 3
+        self.is_over = last and self.end == "over"
+        terminated = self.is_over or (self.steps == 2 and self.end == "over")
+        frames = np.full((4, 84, 84), self.steps, np.uint8)
+        return frames, 1.0, terminated, last and self.end == "cut"
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    monkeypatch.setattr(Counted, "made", [], raising=False)
+    monkeypatch.setattr(ppo, "Game", Counted)
+    return Counted
+
+
+def test_core_01_games_step_in_lockstep_and_go_on_over_rollouts(observe, counted):
+    seen = observe(num_steps=4, num_envs=3, num_minibatches=2, total_timesteps=24)
+    games = counted.made[1:]  # the first one was asked for its actions
+    assert len({game.seed for game in games}) == len(games) == 3
+    assert all(0 <= game.seed < 2**31 for game in games)
+    # Steps 1 2 3, 1 | 2 3, 1 2 in each game: the second rollout goes on where the first stood.
+    assert [game.resets for game in games] == [3, 3, 3] and len(seen.gae) == 2
+    assert seen.gae[1][4].tolist() == [[True] * 3, [True] * 3, [False] * 3, [True] * 3]
 
 
 def test_core_02_layers_are_initialized_orthogonally():
@@ -157,7 +192,7 @@ def test_core_04_learning_rate_is_annealed(observe):
 
 @pytest.mark.parametrize("bootstrap", [True, False])
 def test_core_05_values_follow_the_game_and_a_cut_one_keeps_its_last(
-    observe, monkeypatch, bootstrap
+    observe, counted, monkeypatch, bootstrap
 ):
     """A game cut at its third step: next_value is that of its last frames, not of the reset."""
 
@@ -167,24 +202,8 @@ def test_core_05_values_follow_the_game_and_a_cut_one_keeps_its_last(
             nothing = 0 * sum(x.sum() for x in self.parameters())
             return torch.zeros(len(obs), 4) + nothing, mean
 
-    class Counted:
-        """Frames that count the steps of their game, which is cut at the third."""
-
-        actions = range(4)
-
-        def __init__(self, args, seed):
-            self.is_over = False
-
-        def reset(self):
-            self.steps = self.episode_return = self.episode_length = 0
-            return np.full((4, 84, 84), 100, np.uint8)
-
-        def step(self, action):
-            self.steps += 1
-            return np.full((4, 84, 84), self.steps, np.uint8), 1.0, False, self.steps == 3
-
     monkeypatch.setattr(ppo, "Agent", Counting)
-    monkeypatch.setattr(ppo, "Game", Counted)
+    monkeypatch.setattr(counted, "end", "cut")
     seen = observe(bootstrap_on_truncation=bootstrap, update_epochs=1)
     reward, value, next_value, no_bootstrap, ended, gamma, gae_lambda = seen.gae[0]
     assert value[:, 0].tolist() == [100, 1, 2, 100, 1, 2, 100, 1]
@@ -318,6 +337,13 @@ def test_atari_02_four_frames_of_one_action_rewards_summed_and_the_maximum_of_th
         screen = np.maximum(*frames[-2:]).reshape(210, 160)
         expected = cv2.resize(screen, (84, 84), interpolation=cv2.INTER_AREA)
         np.testing.assert_array_equal(obs[-1], expected)
+
+
+def test_atari_03_a_lost_life_ends_the_episode_and_the_log_has_whole_games(observe, counted):
+    seen = observe()
+    assert seen.gae[0][3][:, 0].tolist() == [False, True, True] * 2 + [False, True]
+    lines = (seen.directory / "episodes.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[2:] for line in lines] == [["3.0", "3"]] * 4
 
 
 def test_atari_03_a_lost_life_ends_the_episode_and_the_game_goes_on():
