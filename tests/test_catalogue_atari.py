@@ -256,6 +256,7 @@ def test_core_10_one_loss_of_policy_entropy_and_value():
         return gradient_of(**{"vf_coef": 0.0, "ent_coef": 0.0} | weights)[0]
 
     policy = gradient()
+    assert not policy[-1]  # the bias of the value
     value, entropy = gradient(vf_coef=1.0) - policy, gradient(ent_coef=1.0) - policy
     together = gradient(vf_coef=0.7, ent_coef=0.3)
     torch.testing.assert_close(together, policy + 0.7 * value + 0.3 * entropy)
@@ -337,6 +338,8 @@ def test_atari_02_four_frames_of_one_action_rewards_summed_and_the_maximum_of_th
         screen = np.maximum(*frames[-2:]).reshape(210, 160)
         expected = cv2.resize(screen, (84, 84), interpolation=cv2.INTER_AREA)
         np.testing.assert_array_equal(obs[-1], expected)
+    game.ale.act = lambda action: 1.0
+    assert game.step(0)[1] == 4
 
 
 def test_atari_03_a_lost_life_ends_the_episode_and_the_log_has_whole_games(observe, counted):
@@ -394,9 +397,11 @@ def test_atari_05_frame_is_the_luminance_by_area():
     assert (frame[:2, :21] == 200).all() and (frame[2, :21] == 80).all()
     assert not frame[3:].any() and not frame[:, 21:].any()
     game.reset()
+    screen = game.ale.getScreenGrayscale().reshape(210, 160)
+    np.testing.assert_array_equal(game.screens[1], screen)
     red, green, blue = np.moveaxis(game.ale.getScreenRGB().astype(float), -1, 0)
     luminance = 0.2989 * red + 0.5870 * green + 0.1140 * blue
-    np.testing.assert_allclose(game.ale.getScreenGrayscale().reshape(210, 160), luminance, atol=1)
+    np.testing.assert_allclose(screen, luminance, atol=1)
 
 
 def test_atari_06_reward_is_its_sign_and_the_return_is_raw():
