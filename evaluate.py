@@ -74,7 +74,10 @@ class Policy:
         self.agent = script.Agent(*sizes, args)
         self.generator = torch.Generator().manual_seed(seed)
         try:
-            parts = torch.load(Path(run, "checkpoint.pt"), "cpu", weights_only=True)["parts"]
+            checkpoint = torch.load(Path(run, "checkpoint.pt"), "cpu", weights_only=True)
+            if checkpoint["script"] != script.__name__:
+                raise ValueError(f"it is of {checkpoint['script']}.py")
+            parts = checkpoint["parts"]
             self.agent.load_state_dict(parts["agent"])
             if not all(x.isfinite().all() for x in self.agent.state_dict().values()):
                 raise ValueError("its weights aren't finite")
@@ -172,6 +175,9 @@ def play(policy, options):
 
 
 def main(argv=None):
+    for stream in sys.stdout, sys.stderr:
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # where it can't show a ±
     options, played, status = tyro.cli(Options, args=argv), [], 0
     try:
         for name, least in ("episodes", 1), ("seed", 0):

@@ -243,6 +243,7 @@ import copy
 import fcntl
 import functools
 import importlib.metadata
+import io
 import json
 import os
 import re
@@ -453,12 +454,14 @@ class Run:
         packages = "torch", "gymnasium", "mujoco", "ale-py", "numpy"
         installed = {d.name: d.version for d in importlib.metadata.distributions()}
         versions = {name: installed[name] for name in packages if name in installed}
-        git = ["git", "-C", Path(__file__).parent, "rev-parse", "HEAD"]
-        git = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+        commit, folder = None, Path(__file__).parent
+        if shutil.which("git"):
+            git = ["git", "-C", folder, "rev-parse", "HEAD"]
+            commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
         settings = {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init}
         infinite = {name: "inf" for name, x in settings.items() if x == math.inf}
         config = {"script": script, "settings": settings | infinite | {"resume": None}}
-        config |= {"command": shlex.join(sys.argv), "git_commit": git or None}
+        config |= {"command": shlex.join(sys.argv), "git_commit": commit or None}
         config |= {"versions": {"python": sys.version.split()[0]} | versions}
         path = self.directory / "config.json"
         path.with_suffix(".tmp").write_text(json.dumps(config, indent=1, allow_nan=False))
@@ -531,12 +534,17 @@ class Run:
         self.state = copy.deepcopy({"script": self.script, "counters": counters, "parts": parts})
 
     def save(self):
-        path = self.directory / "checkpoint.pt"
-        with open(path.with_suffix(".tmp"), "wb") as file:
-            torch.save(self.state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path.with_suffix(".tmp"), path)
+        path, buffer = self.directory / "checkpoint.pt", io.BytesIO()
+        torch.save(self.state, buffer)
+        try:
+            with open(path.with_suffix(".tmp"), "wb") as file:
+                file.write(buffer.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(path.with_suffix(".tmp"), path)
+        except OSError as error:
+            path.with_suffix(".tmp").unlink(missing_ok=True)
+            raise RunFailed(f"{path} can't be written: {error.strerror}") from error
 
     def restore(self):
         """Take up the checkpoint, and drop the rows beyond it (and a torn one) from the CSVs."""
@@ -550,7 +558,7 @@ class Run:
             self.update, self.global_step = int(counters["update"]), int(counters["global_step"])
             self.seconds = float(counters["seconds"])
             self.last_returns.extend(map(float, counters["last_returns"]))
-            if self.update * self.args.batch_size != self.global_step:
+            if self.update < 0 or self.update * self.args.batch_size != self.global_step:
                 raise ValueError(f"update {self.update} at step {self.global_step}")
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -580,9 +588,11 @@ class Run:
             signal.signal(number, handler)
         self.bar.close()
         self.writer.close()
-        self.save()
-        for file in [*self.files, self.lock]:
-            file.close()
+        try:
+            self.save()
+        finally:
+            for file in [*self.files, self.lock]:
+                file.close()
         resume = f"python {self.script}.py --resume {shlex.quote(str(self.directory))}"
         if isinstance(error, RunFailed):
             where = f"at global step {self.global_step}, update {self.update + 1}"
@@ -612,15 +622,23 @@ def load_part(part, state):
         part.copy_(state)
     elif isinstance(part, torch.Generator):
         part.set_state(state)
+    elif isinstance(part, torch.optim.Optimizer):  # its settings are those of the run
+        part.load_state_dict({**part.state_dict(), "state": state["state"]})
+        parameters = [x for group in part.param_groups for x in group["params"]]
+        for x, moments in part.state.items():
+            shapes = {"step": (), "exp_avg": x.shape, "exp_avg_sq": x.shape}
+            if {name: moment.shape for name, moment in moments.items()} != shapes:
+                raise ValueError("the optimizer's moments don't fit the network")
+        if part.state and set(part.state) != set(parameters):
+            raise ValueError("the optimizer's moments aren't complete")
     elif hasattr(part, "load_state_dict"):
         part.load_state_dict(state)
-        for parameter, moments in getattr(part, "state", {}).items():  # an optimizer's
-            if any(x.dim() and x.shape != parameter.shape for x in moments.values()):
-                raise ValueError("the optimizer's moments don't fit the network")
     else:
         arrays = {name: state[name].numpy().copy() for name in vars(part)}
         if any(x.shape != np.shape(vars(part)[name]) for name, x in arrays.items()):
             raise ValueError("the statistics don't fit the environment")
+        if not all(np.isfinite(x).all() for x in arrays.values()):
+            raise ValueError("the statistics aren't finite")
         vars(part).update(arrays)
 
 
@@ -652,7 +670,7 @@ class Environment:
     def __init__(self, args, render_mode=None):
         render = {"render_mode": render_mode} if render_mode else {}
         try:
-            self.env = gym.make(args.env_id, **json.loads(args.env_kwargs), **render)
+            self.env = gym.make(args.env_id, **{**json.loads(args.env_kwargs), **render})
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(f"--env-id {args.env_id} {args.env_kwargs}: {reason}") from None
@@ -681,7 +699,7 @@ class Environment:
         action = action.astype(self.action_dtype, copy=False).reshape(self.action_shape)
         obs, reward, terminated, truncated, _ = self.env.step(action)
         reward = float(np.asarray(reward).item())
-        if not math.isfinite(reward * reward):
+        if not abs(reward) < 1e100:  # squares of more would overflow in the statistics
             raise RunFailed(f"the environment's reward is {reward}")
         self.episode_return += reward
         self.episode_length += 1
@@ -695,7 +713,7 @@ class Environment:
         obs = np.asarray(obs, np.float64)
         if obs.shape != (self.observation_size,):
             raise RunFailed(f"the environment's observation has shape {obs.shape}")
-        if not math.isfinite(obs.dot(obs)):  # a square that overflows is of no use either
+        if not obs.dot(obs) < 1e200:
             raise RunFailed(f"the environment's observation has {obs[abs(obs).argmax()]} in it")
         return obs
 

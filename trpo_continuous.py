@@ -62,18 +62,18 @@ class Args:
     num_envs: int = 1  # N, environments stepped in lockstep
     num_steps: int = 2048  # T, steps of each environment per update
 
-    value_learning_rate: float | None = 3e-4  # the value network's own; None: as the policy's
+    value_learning_rate: float | None = 3e-4  # of the value network; None: PPO's learning_rate
     anneal_lr: bool = True  # lower the rates linearly towards 0 over the run
     adam_eps: float = 1e-5  # PyTorch's own default is 1e-8
-    max_grad_norm: float = 0.5  # L2 norm over all gradients together; inf: off
+    max_grad_norm: float = 0.5  # L2 norm of the gradients of a step, all together; inf: off
     gamma: float = 0.99  # discount per step
     gae_lambda: float = 0.95  # 1: return minus value; 0: one-step TD error
     bootstrap_on_truncation: bool = True  # off: a time limit counts as a real end (Baselines)
     num_minibatches: int = 32  # per epoch; 1: the whole batch at once
     update_epochs: int = 10  # passes over each batch
 
-    max_kl: float = 0.04  # bound of the mean KL(old || new) of an update, at the start
-    max_kl_final: float = 0.07  # and at the end; linear in between
+    max_kl: float = 0.04  # bound of an update's mean KL(old || new), as the run begins
+    max_kl_final: float = 0.07  # and at its last update; linear in between
     fisher_fraction: float = 0.1  # part of the batch that the Fisher matrix is estimated from
     cg_iterations: int = 10  # of conjugate gradients
     cg_damping: float = 0.1  # added to the diagonal of the Fisher matrix
@@ -338,15 +338,16 @@ def conjugate_gradient(product, b, iterations):
 def line_search(vector, step, gain_and_kl, predicted_gain, max_kl, args):
     """Move `vector` (P,) by the first of step, step / 2, step / 4, ... that serves, in place.
 
-    It serves if gain >= min_gain * predicted_gain / 2**halvings and KL <= max_kl. If none does,
-    the vector is left as it was. -> halvings, or nan
+    It serves if gain >= min_gain * predicted_gain / 2**halvings, gain > 0 and KL <= max_kl. If none
+    does, the vector is left as it was. -> halvings, or nan
     """
     old = vector.clone()
     for halvings in range(args.max_halvings + 1):
         fraction = 0.5**halvings
         vector.copy_(old + fraction * step)
         gain, kl = gain_and_kl()
-        if gain >= args.min_gain * fraction * predicted_gain and kl <= max_kl:
+        enough = max(args.min_gain * fraction * predicted_gain, 0.0)
+        if gain >= enough and gain > 0 and kl <= max_kl:
             return halvings
     vector.copy_(old)
     return math.nan
@@ -471,6 +472,7 @@ def train(args):
             # [core 4] Learning-rate annealing (E4): factor 1 at the first update, 1/K at the last.
             remaining = 1.0 - (update - 1) / args.num_updates
             optimizer.param_groups[0]["lr"] = rate * remaining if args.anneal_lr else rate
+            # The bound of update k is max_kl + (max_kl_final - max_kl) * k / K.
             annealed = (args.max_kl_final - args.max_kl) * update / args.num_updates
             max_kl = args.max_kl + annealed
 
@@ -563,6 +565,13 @@ def train(args):
             # Is there a trust region? (Engstrom et al., figures 2 to 4)
             mean_kl, max_ratio = trust_region(agent, b_obs, b_action, b_mean, old_log_std)
             report |= {"trust_region/mean_kl": mean_kl, "trust_region/max_ratio": max_ratio}
+            for name in (
+                "losses/surrogate_before",
+                "losses/policy_grad_norm",
+                "trust_region/mean_kl",
+            ):
+                if not math.isfinite(report[name]):
+                    raise RunFailed(f"{name.split('/')[1]} is {report[name]}")
             if args.heldout:
                 kl, ratio = trust_region(agent, *heldout, heldout_mean, old_log_std)
                 report |= {"trust_region/heldout_mean_kl": kl}
@@ -581,6 +590,7 @@ import copy
 import fcntl
 import functools
 import importlib.metadata
+import io
 import json
 import os
 import re
@@ -791,12 +801,14 @@ class Run:
         packages = "torch", "gymnasium", "mujoco", "ale-py", "numpy"
         installed = {d.name: d.version for d in importlib.metadata.distributions()}
         versions = {name: installed[name] for name in packages if name in installed}
-        git = ["git", "-C", Path(__file__).parent, "rev-parse", "HEAD"]
-        git = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+        commit, folder = None, Path(__file__).parent
+        if shutil.which("git"):
+            git = ["git", "-C", folder, "rev-parse", "HEAD"]
+            commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
         settings = {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init}
         infinite = {name: "inf" for name, x in settings.items() if x == math.inf}
         config = {"script": script, "settings": settings | infinite | {"resume": None}}
-        config |= {"command": shlex.join(sys.argv), "git_commit": git or None}
+        config |= {"command": shlex.join(sys.argv), "git_commit": commit or None}
         config |= {"versions": {"python": sys.version.split()[0]} | versions}
         path = self.directory / "config.json"
         path.with_suffix(".tmp").write_text(json.dumps(config, indent=1, allow_nan=False))
@@ -869,12 +881,17 @@ class Run:
         self.state = copy.deepcopy({"script": self.script, "counters": counters, "parts": parts})
 
     def save(self):
-        path = self.directory / "checkpoint.pt"
-        with open(path.with_suffix(".tmp"), "wb") as file:
-            torch.save(self.state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path.with_suffix(".tmp"), path)
+        path, buffer = self.directory / "checkpoint.pt", io.BytesIO()
+        torch.save(self.state, buffer)
+        try:
+            with open(path.with_suffix(".tmp"), "wb") as file:
+                file.write(buffer.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(path.with_suffix(".tmp"), path)
+        except OSError as error:
+            path.with_suffix(".tmp").unlink(missing_ok=True)
+            raise RunFailed(f"{path} can't be written: {error.strerror}") from error
 
     def restore(self):
         """Take up the checkpoint, and drop the rows beyond it (and a torn one) from the CSVs."""
@@ -888,7 +905,7 @@ class Run:
             self.update, self.global_step = int(counters["update"]), int(counters["global_step"])
             self.seconds = float(counters["seconds"])
             self.last_returns.extend(map(float, counters["last_returns"]))
-            if self.update * self.args.batch_size != self.global_step:
+            if self.update < 0 or self.update * self.args.batch_size != self.global_step:
                 raise ValueError(f"update {self.update} at step {self.global_step}")
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -918,9 +935,11 @@ class Run:
             signal.signal(number, handler)
         self.bar.close()
         self.writer.close()
-        self.save()
-        for file in [*self.files, self.lock]:
-            file.close()
+        try:
+            self.save()
+        finally:
+            for file in [*self.files, self.lock]:
+                file.close()
         resume = f"python {self.script}.py --resume {shlex.quote(str(self.directory))}"
         if isinstance(error, RunFailed):
             where = f"at global step {self.global_step}, update {self.update + 1}"
@@ -950,15 +969,23 @@ def load_part(part, state):
         part.copy_(state)
     elif isinstance(part, torch.Generator):
         part.set_state(state)
+    elif isinstance(part, torch.optim.Optimizer):  # its settings are those of the run
+        part.load_state_dict({**part.state_dict(), "state": state["state"]})
+        parameters = [x for group in part.param_groups for x in group["params"]]
+        for x, moments in part.state.items():
+            shapes = {"step": (), "exp_avg": x.shape, "exp_avg_sq": x.shape}
+            if {name: moment.shape for name, moment in moments.items()} != shapes:
+                raise ValueError("the optimizer's moments don't fit the network")
+        if part.state and set(part.state) != set(parameters):
+            raise ValueError("the optimizer's moments aren't complete")
     elif hasattr(part, "load_state_dict"):
         part.load_state_dict(state)
-        for parameter, moments in getattr(part, "state", {}).items():  # an optimizer's
-            if any(x.dim() and x.shape != parameter.shape for x in moments.values()):
-                raise ValueError("the optimizer's moments don't fit the network")
     else:
         arrays = {name: state[name].numpy().copy() for name in vars(part)}
         if any(x.shape != np.shape(vars(part)[name]) for name, x in arrays.items()):
             raise ValueError("the statistics don't fit the environment")
+        if not all(np.isfinite(x).all() for x in arrays.values()):
+            raise ValueError("the statistics aren't finite")
         vars(part).update(arrays)
 
 
@@ -990,7 +1017,7 @@ class Environment:
     def __init__(self, args, render_mode=None):
         render = {"render_mode": render_mode} if render_mode else {}
         try:
-            self.env = gym.make(args.env_id, **json.loads(args.env_kwargs), **render)
+            self.env = gym.make(args.env_id, **{**json.loads(args.env_kwargs), **render})
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(f"--env-id {args.env_id} {args.env_kwargs}: {reason}") from None
@@ -1019,7 +1046,7 @@ class Environment:
         action = action.astype(self.action_dtype, copy=False).reshape(self.action_shape)
         obs, reward, terminated, truncated, _ = self.env.step(action)
         reward = float(np.asarray(reward).item())
-        if not math.isfinite(reward * reward):
+        if not abs(reward) < 1e100:  # squares of more would overflow in the statistics
             raise RunFailed(f"the environment's reward is {reward}")
         self.episode_return += reward
         self.episode_length += 1
@@ -1033,7 +1060,7 @@ class Environment:
         obs = np.asarray(obs, np.float64)
         if obs.shape != (self.observation_size,):
             raise RunFailed(f"the environment's observation has shape {obs.shape}")
-        if not math.isfinite(obs.dot(obs)):  # a square that overflows is of no use either
+        if not obs.dot(obs) < 1e200:
             raise RunFailed(f"the environment's observation has {obs[abs(obs).argmax()]} in it")
         return obs
 

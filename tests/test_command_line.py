@@ -51,7 +51,7 @@ class Toy(gym.Env):
             raise ZeroDivisionError("the wheel came off")
         if bad in ("nan", "inf"):
             obs[1] = float(bad)
-        reward = {"reward-nan": math.nan, "reward-inf": math.inf, "huge": 1e150}.get(bad, reward)
+        reward = {"reward-nan": math.nan, "reward-inf": math.inf, "huge": 1e90}.get(bad, reward)
         return obs, reward, False, self.steps % 10 == 0, {}
 
 

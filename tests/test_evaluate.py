@@ -113,7 +113,7 @@ def test_seeds_are_not_those_of_a_training(script, run, monkeypatch):
     training = {seed for seed in seeds if seed is not None}
     policy, options = evaluate.load_policy(run), evaluate.Options(str(run), episodes=5)
     policy.environment = Environment(args)
-    policy.script = script  # with the Environment above
+    policy.Environment = Environment
     seeds.clear()
     list(evaluate.play(policy, options))
     assert len(training) == environments
@@ -208,3 +208,17 @@ def test_environment_that_fails_has_status_1(run, capsys, monkeypatch):
     monkeypatch.setattr(HopperEnv, "step", fail)
     status, _, error = output(capsys, run)
     assert status == 1 and "the wheel came off" in error and len(error.splitlines()) == 1
+
+
+def test_checkpoint_of_another_script_is_refused(copy, capsys):
+    state = torch.load(copy / "checkpoint.pt", weights_only=True)
+    torch.save(state | {"script": "other"}, copy / "checkpoint.pt")
+    status, _, error = output(capsys, copy)
+    assert status == 2 and "it is of other.py" in error and error.count("\n") == 1
+
+
+def test_a_terminal_without_utf_8_gets_its_numbers(run):
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [*COMMAND, str(run), "--episodes", "1"]
+    done = subprocess.run(command, capture_output=True, env=ascii_only, check=False)
+    assert done.returncode == 0 and done.stdout.startswith(b"return ")

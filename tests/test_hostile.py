@@ -114,12 +114,18 @@ def test_damaged_counters_are_refused(run, resume, value):
 def test_moments_and_statistics_of_another_shape_are_refused(run, resume, capfd):
     good = torch.load(run / "checkpoint.pt", weights_only=True)
     moments = good["parts"]["optimizer"]["state"][0]
-    wrong = [(moments, "exp_avg", "the optimizer's moments don't fit the network")]
+    misfit, seven = "the optimizer's moments don't fit the network", torch.zeros(7)
+    wrong = [(moments, "exp_avg", seven, misfit), (moments, "exp_avg", None, misfit)]
+    wrong.append((good["counters"], "update", -1, "update -1"))
     if "obs_statistics" in good["parts"]:
         statistics = good["parts"]["obs_statistics"]
-        wrong.append((statistics, "mean", "the statistics don't fit the environment"))
-    for part, name, words in wrong:
-        right, part[name] = part[name], torch.zeros(7)
+        wrong.append((statistics, "mean", seven, "the statistics don't fit the environment"))
+        infinite = torch.full_like(statistics["std"], math.inf)
+        wrong.append((statistics, "std", infinite, "the statistics aren't finite"))
+    for part, name, x, words in wrong:
+        right = part.pop(name)
+        if x is not None:
+            part[name] = x
         torch.save(good, run / "checkpoint.pt")
         part[name] = right
         assert resume() == 2 and words in capfd.readouterr().err
@@ -144,3 +150,29 @@ def test_wrong_types_in_the_config_are_named(run, resume, capfd):
 def test_sizes_beyond_reason_are_refused(train, option, tmp_path):
     assert train(register("Plain2"), *option.split()) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_rewards_and_observations_whose_squares_would_overflow_are_named(train, capfd):
+    assert train(register("Huge1", reward=1e120)) == 1
+    assert "reward is 1e+120" in capfd.readouterr().err
+    assert train(register("Huge2", obs=np.array([0.0, -1e120]))) == 1
+    assert "observation has -1e+120 in it" in capfd.readouterr().err
+
+
+def test_trains_without_git(train, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert train(register("NoGit")) == 0
+
+
+def test_full_disk_is_one_line_and_leaves_the_checkpoint_as_it_was(script, run, resume, capfd):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    before = (run / "checkpoint.pt").read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script.os, "fsync", full)
+        assert resume() == 1
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert "checkpoint.pt can't be written: No space left on device" in line
+    assert (run / "checkpoint.pt").read_bytes() == before and not list(run.glob("*.tmp"))
+    assert resume() == 0

@@ -188,6 +188,11 @@ def test_kl_coef_halves_below_and_doubles_above_the_target():
         assert ppo.adapted_kl_coef(2, mean_kl, 0.01) == expected
 
 
+def test_kl_coef_stays_where_it_can_come_back_from():
+    assert ppo.adapted_kl_coef(1.5e-4, 0.0, 0.01) == 1e-4
+    assert ppo.adapted_kl_coef(9e3, 1.0, 0.01) == 1e4
+
+
 def test_kl_coef_adapts_over_the_updates_of_a_run(observe):
     settings = {"clip_coef": math.inf, "kl_coef": 1.0, "total_timesteps": 18}
     for kl_target, factor in ((1e-12, 2.0), (1e12, 0.5), (None, 1.0)):

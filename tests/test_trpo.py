@@ -156,6 +156,22 @@ def test_line_search_takes_the_first_halving_that_serves_or_restores(gains, dive
         assert halvings == accepted and torch.equal(vector, looked_at[-1])
 
 
+def test_a_step_without_gain_is_never_taken():
+    for min_gain, predicted, gain in (0.0, 1.0, 0.0), (0.1, -1.0, -0.01), (0.0, 1.0, -1e-9):
+        vector, args = torch.zeros(5), trpo.Args(max_halvings=3, min_gain=min_gain)
+        step = torch.ones(5)
+        halvings = trpo.line_search(vector, step, lambda x=gain: (x, 0.0), predicted, 0.01, args)
+        assert math.isnan(halvings) and not vector.any()
+
+
+def test_a_policy_that_is_no_longer_finite_ends_the_run(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(trpo, "trust_region", lambda *args: (math.nan, 1.0))
+    small = "--env-id InvertedPendulum-v5 --num-steps 64 --num-minibatches 4 --total-timesteps 128"
+    assert trpo.main([*small.split(), "--runs-dir", str(tmp_path)]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "mean_kl is nan" in line and "update 1" in line
+
+
 def step_of(agent, max_kl=0.01, advantage=None, **settings):
     """trpo_step on the agent's own batch -> vector before and after, gradient, report"""
     parameters, vector = parameters_of(agent)
@@ -249,11 +265,11 @@ def test_policy_moves_the_same_whatever_the_value_network_does(tmp_path):
 def test_fisher_matrix_is_estimated_from_a_fraction_of_the_batch(
     tmp_path, monkeypatch, fraction, size
 ):
-    subsets = []
+    subsets, original = [], trpo.trpo_step
 
     def trpo_step(*args):
         subsets.append(args[6])
-        return {}
+        return original(*args)
 
     monkeypatch.setattr(trpo, "trpo_step", trpo_step)
     steps = ["--total-timesteps", "256", "--fisher-fraction", str(fraction)]
