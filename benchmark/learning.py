@@ -20,6 +20,8 @@ import numpy as np
 import pandas as pd
 
 HERE = Path(__file__).parent
+COLOURS = {"ppo_continuous": "#0072B2", "trpo_continuous": "#D55E00"}
+COLOURS["ppo_minimal_no_tricks"] = "#009E73"
 
 
 def read_run(directory):
@@ -35,7 +37,7 @@ def read_run(directory):
     rows.insert(0, "script", config["script"])
     rows.insert(1, "task", settings["env_id"])
     rows.insert(2, "seed", settings["seed"])
-    rows["compile"] = settings["compile"]
+    rows["compile"] = settings.get("compile", False)
     rows["versions"] = " ".join(f"{name} {version}" for name, version in versions.items())
     return rows.round(3)
 
@@ -52,18 +54,18 @@ def table(results):
 
 
 def draw(results, path):
-    """One panel a task: a thin line a seed, and a thick one for the mean of the seeds."""
+    """One panel a task, one colour a script: a thin line a seed, a thick one for their mean."""
     tasks = sorted(results.task.unique())
     figure, axes = plt.subplots(1, len(tasks), figsize=(3.2 * len(tasks), 3), squeeze=False)
     for axis, task in zip(axes[0], tasks):
-        rows = results[results.task == task]
-        curves = rows.pivot_table(index="global_step", columns="seed", values="last_100")
-        axis.plot(curves.index / 1e6, curves, color="#0072B2", alpha=0.35, linewidth=1)
-        label = f"mean of {curves.shape[1]} seeds"
-        axis.plot(curves.index / 1e6, curves.mean(axis=1), color="#0072B2", label=label)
+        for script, rows in results[results.task == task].groupby("script"):
+            curves = rows.pivot_table(index="global_step", columns="seed", values="last_100")
+            color, label = COLOURS[script], f"{script}, {curves.shape[1]} seeds"
+            axis.plot(curves.index / 1e6, curves, color=color, alpha=0.3, linewidth=0.8)
+            axis.plot(curves.index / 1e6, curves.mean(axis=1), color=color, label=label)
         axis.set_title(task)
         axis.set_xlabel("million steps")
-        axis.legend(loc="lower right", frameon=False)
+        axis.legend(loc="lower right", frameon=False, fontsize=7)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("mean return, last 100 episodes")
     figure.text(0.99, 0.005, results.versions.iloc[0], ha="right", fontsize=6, color="gray")

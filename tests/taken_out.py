@@ -170,7 +170,7 @@ TRPO = {
         ("1 - unexplained.item()", "unexplained.item()"),
     ],
     "core 13": [
-        ("nn.Sequential(*hidden(), value_head", "nn.Sequential(*policy_hidden, value_head"),
+        ("Layers(*hidden(), value_head", "Layers(*policy_hidden, value_head"),
     ],
 }
 ATARI = {
