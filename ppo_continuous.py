@@ -58,7 +58,7 @@ class Args:
     num_steps: int = 2048  # T, steps of each environment per update
 
     learning_rate: float = 3e-4  # initial rate of Adam
-    value_learning_rate: float | None = None  # of the value network; None: PPO's learning_rate
+    value_learning_rate: float | None = None  # of the value network; None, in PPO: as learning_rate
     anneal_lr: bool = True  # lower the rates linearly towards 0 over the run
     adam_eps: float = 1e-5  # PyTorch's own default is 1e-8
     max_grad_norm: float = 0.5  # L2 norm of the gradients of a step, all together; inf: off
@@ -84,8 +84,8 @@ class Args:
     activation: Literal["tanh", "relu"] = "tanh"  # of the hidden layers
     clip_actions: bool = True  # send actions clipped to the bounds of the environment
     norm_obs: bool = True  # observations to running mean 0, variance 1
-    clip_obs: float = 10.0  # range of normalized observations; inf: off
-    reward_scaling: Literal["returns", "rewards", "none"] = "returns"  # running std of what divides
+    clip_obs: float = 10.0  # range of observations, normalized or not; inf: off
+    reward_scaling: Literal["returns", "rewards", "none"] = "returns"  # by whose running std
     clip_reward: float = 10.0  # range of scaled rewards; inf: off
 
     heldout: bool = False  # measure KL and ratio on a second batch too, at twice the env steps
@@ -95,7 +95,7 @@ class Args:
     torch_deterministic: bool = True  # deterministic cuDNN kernels
     runs_dir: str = "runs"  # folder that gets the run's own directory
     checkpoint_every: int = 10  # updates between checkpoints; one is written at the end anyway
-    resume: str | None = None  # directory of a run to go on with; only the total may change
+    resume: str | None = None  # directory of a run to go on with; its settings stay, but the total
 
     batch_size: int = dataclasses.field(init=False)  # B = T * N
     minibatch_size: int = dataclasses.field(init=False)  # M
@@ -863,8 +863,10 @@ class Run:
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise BadInput(f"{self.directory}/checkpoint.pt can't be used: {reason}") from None
-        if self.update >= self.args.num_updates:
-            raise BadInput(f"{self.directory} is complete; type --total-timesteps to go on.")
+        total = self.args.num_updates * self.args.batch_size
+        if self.global_step >= total:
+            done = f"{self.directory} has done {self.global_step} of {total} steps"
+            raise BadInput(f"{done}; type a larger --total-timesteps to go on.")
         for path in (self.directory / "episodes.csv", self.directory / "updates.csv"):
             lines = (
                 path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else []

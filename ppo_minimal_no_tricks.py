@@ -61,7 +61,7 @@ class Args:
     threads: int = 1  # of PyTorch; more is slower for small networks
     runs_dir: str = "runs"  # folder that gets the run's own directory
     checkpoint_every: int = 10  # updates between checkpoints; one is written at the end anyway
-    resume: str | None = None  # directory of a run to go on with; only the total may change
+    resume: str | None = None  # directory of a run to go on with; its settings stay, but the total
 
     batch_size: int = dataclasses.field(init=False)  # B = T * N
     minibatch_size: int = dataclasses.field(init=False)  # M
@@ -565,8 +565,10 @@ class Run:
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise BadInput(f"{self.directory}/checkpoint.pt can't be used: {reason}") from None
-        if self.update >= self.args.num_updates:
-            raise BadInput(f"{self.directory} is complete; type --total-timesteps to go on.")
+        total = self.args.num_updates * self.args.batch_size
+        if self.global_step >= total:
+            done = f"{self.directory} has done {self.global_step} of {total} steps"
+            raise BadInput(f"{done}; type a larger --total-timesteps to go on.")
         for path in (self.directory / "episodes.csv", self.directory / "updates.csv"):
             lines = (
                 path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else []

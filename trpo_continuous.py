@@ -62,7 +62,7 @@ class Args:
     num_envs: int = 1  # N, environments stepped in lockstep
     num_steps: int = 2048  # T, steps of each environment per update
 
-    value_learning_rate: float | None = 3e-4  # of the value network; None: PPO's learning_rate
+    value_learning_rate: float | None = 3e-4  # of the value network; None, in PPO: as learning_rate
     anneal_lr: bool = True  # lower the rates linearly towards 0 over the run
     adam_eps: float = 1e-5  # PyTorch's own default is 1e-8
     max_grad_norm: float = 0.5  # L2 norm of the gradients of a step, all together; inf: off
@@ -72,7 +72,7 @@ class Args:
     num_minibatches: int = 32  # per epoch; 1: the whole batch at once
     update_epochs: int = 10  # passes over each batch
 
-    max_kl: float = 0.04  # bound of an update's mean KL(old || new), as the run begins
+    max_kl: float = 0.04  # bound of an update's mean KL(old || new), before the first one
     max_kl_final: float = 0.07  # and at its last update; linear in between
     fisher_fraction: float = 0.1  # part of the batch that the Fisher matrix is estimated from
     cg_iterations: int = 10  # of conjugate gradients
@@ -86,8 +86,8 @@ class Args:
     activation: Literal["tanh", "relu"] = "tanh"  # of the hidden layers
     clip_actions: bool = True  # send actions clipped to the bounds of the environment
     norm_obs: bool = True  # observations to running mean 0, variance 1
-    clip_obs: float = 10.0  # range of normalized observations; inf: off
-    reward_scaling: Literal["returns", "rewards", "none"] = "returns"  # running std of what divides
+    clip_obs: float = 10.0  # range of observations, normalized or not; inf: off
+    reward_scaling: Literal["returns", "rewards", "none"] = "returns"  # by whose running std
     clip_reward: float = 10.0  # range of scaled rewards; inf: off
 
     heldout: bool = False  # measure KL and ratio on a second batch too, at twice the env steps
@@ -97,7 +97,7 @@ class Args:
     torch_deterministic: bool = True  # deterministic cuDNN kernels
     runs_dir: str = "runs"  # folder that gets the run's own directory
     checkpoint_every: int = 10  # updates between checkpoints; one is written at the end anyway
-    resume: str | None = None  # directory of a run to go on with; only the total may change
+    resume: str | None = None  # directory of a run to go on with; its settings stay, but the total
 
     batch_size: int = dataclasses.field(init=False)  # B = T * N
     minibatch_size: int = dataclasses.field(init=False)  # M
@@ -449,7 +449,7 @@ def train(args):
     generator = torch.Generator().manual_seed(args.seed)  # of action noise and minibatches
     # One vector holds all parameters, and the network's own become views of it: the first part is
     # what TRPO's step moves, the second what Adam does.
-    parameters = list(agent.parameters())
+    parameters = list(agent.parameters())  # log_std and the policy's come first
     vector = nn.utils.parameters_to_vector(parameters).detach()
     nn.utils.vector_to_parameters(vector, parameters)
     policy_parameters = [agent.log_std, *agent.policy.parameters()]
@@ -539,7 +539,8 @@ def train(args):
             b_target = b_advantage + b_value
 
             # ---- Update ----
-            # [core 6] Minibatch updates, of the value network.
+            # [core 6] Minibatch updates, of the value network. The advantages stand already, so it
+            # makes no difference whether it or the policy moves first.
             losses = []
             for minibatch in shuffled_minibatches((b_obs, b_value, b_target), args, generator):
                 step = compute_gradient(agent, value_parameters, args, clip_value_coef, minibatch)
@@ -919,8 +920,10 @@ class Run:
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise BadInput(f"{self.directory}/checkpoint.pt can't be used: {reason}") from None
-        if self.update >= self.args.num_updates:
-            raise BadInput(f"{self.directory} is complete; type --total-timesteps to go on.")
+        total = self.args.num_updates * self.args.batch_size
+        if self.global_step >= total:
+            done = f"{self.directory} has done {self.global_step} of {total} steps"
+            raise BadInput(f"{done}; type a larger --total-timesteps to go on.")
         for path in (self.directory / "episodes.csv", self.directory / "updates.csv"):
             lines = (
                 path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else []

@@ -2,8 +2,9 @@
 
     python benchmark/learning.py runs/*
 
-Writes benchmark/results/learning.csv (one row a run and update) and benchmark/figures/learning.png,
-and prints the README's table: the mean return of the last 100 training episodes, seed by seed.
+Writes results/learning.csv (one row a run and update) and figures/learning.png under --out, over
+the committed ones unless told otherwise, and prints the README's table: the mean return of the last
+100 training episodes, seed by seed.
 """
 
 import argparse
@@ -31,8 +32,9 @@ def read_run(directory):
     episodes = pd.read_csv(directory / "episodes.csv")
     last_100 = episodes.episodic_return.rolling(100, min_periods=1).mean().to_numpy()
     ended = np.searchsorted(episodes.global_step, updates.global_step, side="right")
+    last_100 = np.append(last_100, np.nan)  # of no episode, at index -1
     rows = updates[["global_step", "seconds", "episodes", "mean_return"]].copy()
-    rows["last_100"] = np.where(ended > 0, last_100[ended - 1], np.nan)
+    rows["last_100"] = last_100[ended - 1]
     settings, versions = config["settings"], config["versions"]
     rows.insert(0, "script", config["script"])
     rows.insert(1, "task", settings["env_id"])
@@ -60,7 +62,7 @@ def draw(results, path):
     for axis, task in zip(axes[0], tasks):
         for script, rows in results[results.task == task].groupby("script"):
             curves = rows.pivot_table(index="global_step", columns="seed", values="last_100")
-            color, label = COLOURS[script], f"{script}, {curves.shape[1]} seeds"
+            color, label = COLOURS.get(script, "#000000"), f"{script}, {curves.shape[1]} seeds"
             axis.plot(curves.index / 1e6, curves, color=color, alpha=0.3, linewidth=0.8)
             axis.plot(curves.index / 1e6, curves.mean(axis=1), color=color, label=label)
         axis.set_title(task)
@@ -77,14 +79,16 @@ def draw(results, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path, help="run directories")
-    directories = [path for path in parser.parse_args().runs if (path / "updates.csv").is_file()]
+    parser.add_argument("--out", type=Path, default=HERE, help="folder; default: benchmark")
+    options = parser.parse_args()
+    directories = [path for path in options.runs if (path / "updates.csv").is_file()]
     if not directories:
         sys.exit("learning.py: none of these is a run directory with an updates.csv.")
     results = pd.concat([read_run(path) for path in directories], ignore_index=True)
     results = results.sort_values(["script", "task", "seed", "global_step"])
-    (HERE / "results").mkdir(exist_ok=True)
-    results.to_csv(HERE / "results" / "learning.csv", index=False)
-    draw(results, HERE / "figures" / "learning.png")
+    (options.out / "results").mkdir(parents=True, exist_ok=True)
+    results.to_csv(options.out / "results" / "learning.csv", index=False)
+    draw(results, options.out / "figures" / "learning.png")
     print(table(results))
 
 

@@ -187,7 +187,7 @@ def test_resume_of_what_is_no_run(command, tmp_path):
         ("empty", ["checkpoint.pt"]),
         ("missing", ["checkpoint.pt"]),
         ("network", ["checkpoint.pt"]),
-        ("complete", ["is complete", "--total-timesteps"]),
+        ("complete", ["has done 64 of 64 steps", "--total-timesteps"]),
         ("differs", ["--gamma", "0.99"]),
     ],
 )

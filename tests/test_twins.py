@@ -71,3 +71,12 @@ def test_metadata_agrees_with_requirements(script):
     assert set(metadata["dependencies"]) <= set(requirements)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert metadata["requires-python"] == project["requires-python"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_readme_counts_its_lines(script):
+    text = script.read_text()
+    lesson = text.split("# ==== Plumbing ====")[0].count("\n")
+    counts = f"| {lesson}, {text.count(chr(10)) - lesson} |"
+    (row,) = re.findall(rf"^\| `{script.name}` .*", (ROOT / "README.md").read_text(), re.M)
+    assert counts in row
