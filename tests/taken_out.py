@@ -4,6 +4,12 @@ entry -> pairs of a text that stands exactly once in the script and what replace
 replaced, a test whose name starts with the entry's (core 5: test_core_05_) must fail.
 """
 
+# What several scripts have in the same words.
+GRADIENT_CLIPPING = [
+    ("gradient = gradient * (args.max", "(args.max"),
+    ("norm = gradient.norm()\n", "norm = gradient.abs().max()\n"),
+]
+
 PPO = {
     "core 1": [
         (
@@ -68,10 +74,7 @@ PPO = {
         ("loss = loss - args.ent_coef * entropy", "pass"),
         ("args.vf_coef * value_loss", "value_loss"),
     ],
-    "core 11": [
-        ("gradient = gradient * (args.max", "(args.max"),
-        ("norm = gradient.norm()", "norm = gradient.abs().max()"),
-    ],
+    "core 11": GRADIENT_CLIPPING,
     "core 12": [
         ("losses.mean(0).tolist()", "losses[-1].tolist()"),
         (
@@ -161,10 +164,7 @@ TRPO = {
         ("square = torch.max(square, clipped_error * clipped_error)", "pass"),
         ("torch.max(square, clipped_error * clipped_error)", "clipped_error * clipped_error"),
     ],
-    "core 11": [
-        ("gradient = gradient * (args.max", "(args.max"),
-        ("norm = gradient.norm()\n", "norm = gradient.abs().max()\n"),
-    ],
+    "core 11": GRADIENT_CLIPPING,
     "core 12": [
         ("losses.mean(0).tolist()", "losses[-1].tolist()"),
         ("1 - unexplained.item()", "unexplained.item()"),
@@ -218,10 +218,7 @@ ATARI = {
         ("policy_loss - args.ent_coef * entropy + args", "policy_loss + args"),
         ("args.vf_coef * value_loss", "value_loss"),
     ],
-    "core 11": [
-        ("gradient = gradient * (args.max", "(args.max"),
-        ("norm = gradient.norm()", "norm = gradient.abs().max()"),
-    ],
+    "core 11": GRADIENT_CLIPPING,
     "core 12": [
         ("losses.mean(0).tolist()", "losses[-1].tolist()"),
         ("1 - unexplained.item()", "unexplained.item()"),

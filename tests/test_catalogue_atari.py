@@ -51,7 +51,7 @@ class Recorder:
 def observe(monkeypatch, tmp_path):
     """A function that trains on Breakout, on tiny settings, and watches.
 
-    -> calls: limits, minibatch, gradient, losses, log ratio and weights before, by minibatch;
+    -> calls: limits, minibatch, gradient, losses and log ratio, by minibatch;
        gae: arguments of compute_gae, rates and reports, by update; parts: of the run, at its end
     """
 
