@@ -150,10 +150,11 @@ class Game:
     def press(self, action, frames):
         """Hold an action of the emulator for so many frames -> sum of rewards"""
         reward = 0
-        for _ in range(frames):
+        for frame in range(frames):
             reward += self.ale.act(action)
-            self.screens = self.screens[::-1]
-            self.ale.getScreenGrayscale(self.screens[1])
+            if frame >= frames - 2:  # the only ones that are seen
+                self.screens = self.screens[::-1]
+                self.ale.getScreenGrayscale(self.screens[1])
         return reward
 
     def fire(self):
@@ -208,7 +209,7 @@ class Agent(nn.Module):
     def forward(self, obs):
         """Frames (B, C, 84, 84), uint8 -> logits (B, A), value (B,), float32"""
         # [atari 9] Scale to [0, 1], inside the network: until here a pixel is one byte.
-        hidden = self.body(obs.to(memory_format=torch.channels_last) / 255.0)
+        hidden = self.body(obs.float() / 255.0)
         return self.policy_head(hidden).float(), self.value_head(hidden).float().flatten()
 
 
@@ -310,6 +311,7 @@ def approximate_kl(log_ratio):
 def train(args):
     """Train an agent and return the directory of the run."""
     torch.set_num_threads(args.threads)
+    keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = choose_device(args.cuda)
     T, N = args.num_steps, args.num_envs
@@ -343,7 +345,9 @@ def train(args):
             limits = torch.tensor(clips).to(device).unbind()
 
             # ---- Rollout ----
-            obs = np.zeros((T, N, args.frame_stack, 84, 84), np.uint8)
+            # In memory the C values of a pixel lie side by side ("channels last"): so a processor
+            # convolves fastest.
+            obs = np.zeros((T, N, 84, 84, args.frame_stack), np.uint8).transpose(0, 1, 4, 2, 3)
             reward, (terminated, truncated) = np.zeros((T, N)), np.zeros((2, T, N), bool)
             action, log_prob, value, cut = [], [], [], {}
             for t in range(T):
@@ -850,8 +854,9 @@ def launch(train, args_class, argv):
 
 
 # ==== Environment ====
-# The game of an id, and whole games for evaluate.py.
+# The game of an id, whole games for evaluate.py, and memory.
 
+import ctypes
 import difflib
 
 from ale_py import roms
@@ -887,6 +892,16 @@ class WholeGames:
 
     def render(self):
         return self.game.ale.getScreenRGB()
+
+
+def keep_freed_memory():
+    """Let the C library keep what is freed for the next tensor: with Linux's glibc a big one else
+    comes from the system each time, and filling its pages takes longer than computing it.
+    """
+    if hasattr(ctypes.CDLL(None), "mallopt"):
+        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+        ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)
+        ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def main(argv=None):
