@@ -1,16 +1,3 @@
-# /// script
-# requires-python = ">=3.11"
-# dependencies = [
-#   "torch==2.13.0",
-#   "gymnasium==1.4.0",
-#   "ale-py==0.12.1",
-#   "opencv-python-headless==5.0.0.93",
-#   "numpy==2.4.6",
-#   "tensorboard==2.21.0",
-#   "tyro==1.0.17",
-#   "tqdm==4.70.1",
-# ]
-# ///
 """PPO for Atari games from their pictures, with every implementation detail in plain sight.
 
     python ppo_atari.py --env-id PongNoFrameskip-v4 --bf16 --compile
@@ -99,7 +86,6 @@ class Args:
     num_updates: int = dataclasses.field(init=False)  # K
 
     def __post_init__(self):
-        check_settings(self)
         self.batch_size, self.minibatch_size, self.num_updates = batch_sizes(self)
 
 
@@ -241,8 +227,7 @@ def compute_gae(reward, value, next_value, terminated, ended, gamma, gae_lambda)
     assert reward.shape == value.shape == next_value.shape == terminated.shape == ended.shape
     delta = reward + gamma * next_value * ~terminated - value
     decay = gamma * gae_lambda * ~ended
-    advantage = np.zeros_like(delta)
-    following = np.zeros_like(delta[0])
+    advantage, following = np.zeros_like(delta), 0.0
     for t in reversed(range(len(delta))):
         advantage[t] = following = delta[t] + decay[t] * following
     return advantage
@@ -494,14 +479,15 @@ def check_settings(args):
             if not (above and below):
                 raise BadInput(f"--{name.replace('_', '-')} is {x}; allowed is {interval}.")
     for field in dataclasses.fields(args):
-        if typing.get_origin(field.type) is Literal:
+        if typing.get_origin(field.type) is typing.Literal:
             x, choices = getattr(args, field.name), typing.get_args(field.type)
             if x not in choices:
                 raise BadInput(f"--{field.name} is {x}; allowed is one of {', '.join(choices)}.")
 
 
 def batch_sizes(args):
-    """Steps of a batch (B) and of a minibatch (M), and number of updates (K), or BadInput."""
+    """Check all settings -> steps of a batch (B) and of a minibatch (M), number of updates (K)."""
+    check_settings(args)
     B = args.num_envs * args.num_steps
     M, K = B // args.num_minibatches, args.total_timesteps // B
     batch = f"the batch of --num-envs x --num-steps = {B} steps"
@@ -902,6 +888,16 @@ def keep_freed_memory():
         M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
         ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)
         ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+# For `uv run`, which installs what a script names.
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "torch==2.13.0", "gymnasium==1.4.0", "ale-py==0.12.1", "opencv-python-headless==5.0.0.93",
+#   "numpy==2.4.6", "tensorboard==2.21.0", "tyro==1.0.17", "tqdm==4.70.1",
+# ]
+# ///
 
 
 def main(argv=None):

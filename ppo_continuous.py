@@ -1,16 +1,3 @@
-# /// script
-# requires-python = ">=3.11"
-# dependencies = [
-#   "torch==2.13.0",
-#   "gymnasium==1.4.0",
-#   "mujoco==4.0.0",
-#   "imageio==2.38.1",
-#   "numpy==2.4.6",
-#   "tensorboard==2.21.0",
-#   "tyro==1.0.17",
-#   "tqdm==4.70.1",
-# ]
-# ///
 """PPO for continuous actions, with every implementation detail in plain sight.
 
     python ppo_continuous.py                     # Hopper-v5, 1M steps: 7 minutes, returns 2500-3300
@@ -102,10 +89,9 @@ class Args:
     num_updates: int = dataclasses.field(init=False)  # K
 
     def __post_init__(self):
-        check_settings(self)
+        self.batch_size, self.minibatch_size, self.num_updates = batch_sizes(self)
         if self.kl_target is not None and self.kl_coef == 0:
             raise BadInput("--kl-target adapts --kl-coef, which is 0; type --kl-coef 1 as well.")
-        self.batch_size, self.minibatch_size, self.num_updates = batch_sizes(self)
 
 
 class RunningMeanStd:
@@ -213,23 +199,8 @@ class Agent(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(action_size))
 
 
-def numpy_policy(agent):
-    """The policy network in NumPy, (N, O) -> (N, A): several times faster for a few observations.
-
-    mean = f(f(obs W1 + b1) W2 + b2) W3 + b3, f the activation, with copies of the weights of now.
-    """
-    is_tanh = any(isinstance(layer, nn.Tanh) for layer in agent.policy)
-    f = np.tanh if is_tanh else lambda x: np.maximum(x, 0)
-    parameters = [np.atleast_2d(p.detach().cpu().numpy().T) for p in agent.policy.parameters()]
-    W1, b1, W2, b2, W3, b3 = (p.copy() for p in parameters)
-    return lambda obs: f(f(obs.dot(W1) + b1).dot(W2) + b2).dot(W3) + b3
-
-
 def gaussian_log_prob(action, mean, log_std):
-    """log p(action) = -sum over A of ((action - mean) / std)**2 / 2 + log_std + log(2 pi) / 2.
-
-    action, mean: (B, A); log_std: (A,) -> (B,)
-    """
+    """log p(action) = -sum over A of ((action - mean) / std)**2 / 2 + log_std + log(2 pi) / 2"""
     assert action.shape == mean.shape and log_std.shape == mean.shape[-1:]
     # [continuous 3] Independent components: the joint log-probability is the sum of theirs.
     deviation = (action - mean) * (-log_std).exp()
@@ -265,8 +236,7 @@ def compute_gae(reward, value, next_value, terminated, ended, gamma, gae_lambda)
     assert reward.shape == value.shape == next_value.shape == terminated.shape == ended.shape
     delta = reward + gamma * next_value * ~terminated - value
     decay = gamma * gae_lambda * ~ended
-    advantage = np.zeros_like(delta)
-    following = np.zeros_like(delta[0])
+    advantage, following = np.zeros_like(delta), 0.0
     for t in reversed(range(len(delta))):
         advantage[t] = following = delta[t] + decay[t] * following
     return advantage
@@ -603,14 +573,15 @@ def check_settings(args):
             if not (above and below):
                 raise BadInput(f"--{name.replace('_', '-')} is {x}; allowed is {interval}.")
     for field in dataclasses.fields(args):
-        if typing.get_origin(field.type) is Literal:
+        if typing.get_origin(field.type) is typing.Literal:
             x, choices = getattr(args, field.name), typing.get_args(field.type)
             if x not in choices:
                 raise BadInput(f"--{field.name} is {x}; allowed is one of {', '.join(choices)}.")
 
 
 def batch_sizes(args):
-    """Steps of a batch (B) and of a minibatch (M), and number of updates (K), or BadInput."""
+    """Check all settings -> steps of a batch (B) and of a minibatch (M), number of updates (K)."""
+    check_settings(args)
     B = args.num_envs * args.num_steps
     M, K = B // args.num_minibatches, args.total_timesteps // B
     batch = f"the batch of --num-envs x --num-steps = {B} steps"
@@ -963,8 +934,8 @@ def launch(train, args_class, argv):
 
 
 # ==== Environment ====
-# Any environment of gymnasium with continuous actions, checked: the same to the letter in every
-# script for them.
+# Any environment of gymnasium with continuous actions, checked, and a fast way to act in it: the
+# same to the letter in every script for them.
 
 
 class Environment:
@@ -977,36 +948,44 @@ class Environment:
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(f"--env-id {args.env_id} {args.env_kwargs}: {reason}") from None
-        space, action_space = self.env.observation_space, self.env.action_space
+        space = self.env.observation_space
         if not space.is_np_flattenable or gym.spaces.flatdim(space) == 0:
             kinds = "Box, Discrete, MultiDiscrete, MultiBinary, Text, and Dict and Tuple of these"
             raise BadInput(f"{args.env_id} has observations {space}; allowed are {kinds}.")
-        is_box = isinstance(action_space, gym.spaces.Box) and math.prod(action_space.shape) > 0
-        if not is_box or action_space.dtype.kind != "f":
-            raise BadInput(f"{args.env_id} has actions {action_space}; allowed is Box of floats.")
         self.observation_size = gym.spaces.flatdim(space)
-        self.action_shape, self.action_dtype = action_space.shape, action_space.dtype
-        self.action_size = math.prod(action_space.shape)
-        self.low, self.high = action_space.low.flatten(), action_space.high.flatten()
         self.is_flat = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+        self.take_actions(self.env.action_space, args)
+
+    def take_actions(self, space, args):
+        """Take up the space of the actions, or raise BadInput."""
+        is_box = isinstance(space, gym.spaces.Box) and math.prod(space.shape) > 0
+        if not is_box or space.dtype.kind != "f":
+            raise BadInput(f"{args.env_id} has actions {space}; allowed is Box of floats.")
+        self.action_shape, self.action_dtype = space.shape, space.dtype
+        self.action_size = math.prod(space.shape)
+        self.low, self.high = space.low.flatten(), space.high.flatten()
+
+    def sent(self, action):
+        """(A,) -> an action of the environment's own space"""
+        return action.astype(self.action_dtype, copy=False).reshape(self.action_shape)
 
     @guarded
     def reset(self, seed=None):
         """-> observation (O,)"""
         self.episode_return = self.episode_length = 0
-        return self.observe(self.env.reset(seed=seed)[0])
+        self.obs, self.info = self.env.reset(seed=seed)
+        return self.observe(self.obs)
 
     @guarded
     def step(self, action):
         """Act with (A,) -> observation (O,), raw reward, terminated, truncated"""
-        action = action.astype(self.action_dtype, copy=False).reshape(self.action_shape)
-        obs, reward, terminated, truncated, _ = self.env.step(action)
+        self.obs, reward, terminated, truncated, self.info = self.env.step(self.sent(action))
         reward = float(np.asarray(reward).item())
         if not abs(reward) < 1e100:  # squares of more would overflow in the statistics
             raise RunFailed(f"the environment's reward is {reward}")
         self.episode_return += reward
         self.episode_length += 1
-        return self.observe(obs), reward, bool(terminated), bool(truncated)
+        return self.observe(self.obs), reward, bool(terminated), bool(truncated)
 
     @guarded
     def observe(self, obs):
@@ -1019,6 +998,28 @@ class Environment:
         if not obs.dot(obs) < 1e200:
             raise RunFailed(f"the environment's observation has {obs[abs(obs).argmax()]} in it")
         return obs
+
+
+def numpy_policy(agent):
+    """The policy network in NumPy, (N, O) -> (N, A): several times faster for a few observations.
+
+    mean = f(f(obs W1 + b1) W2 + b2) W3 + b3, f the activation, with copies of the weights of now.
+    """
+    is_tanh = any(isinstance(layer, nn.Tanh) for layer in agent.policy)
+    f = np.tanh if is_tanh else lambda x: np.maximum(x, 0)
+    parameters = [np.atleast_2d(p.detach().cpu().numpy().T) for p in agent.policy.parameters()]
+    W1, b1, W2, b2, W3, b3 = (p.copy() for p in parameters)
+    return lambda obs: f(f(obs.dot(W1) + b1).dot(W2) + b2).dot(W3) + b3
+
+
+# For `uv run`, which installs what a script names.
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "torch==2.13.0", "gymnasium==1.4.0", "mujoco==4.0.0", "imageio==2.38.1", "numpy==2.4.6",
+#   "tensorboard==2.21.0", "tyro==1.0.17", "tqdm==4.70.1",
+# ]
+# ///
 
 
 def main(argv=None):

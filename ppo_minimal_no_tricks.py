@@ -1,39 +1,21 @@
-# /// script
-# requires-python = ">=3.11"
-# dependencies = [
-#   "torch==2.13.0",
-#   "gymnasium==1.4.0",
-#   "mujoco==4.0.0",
-#   "imageio==2.38.1",
-#   "numpy==2.4.6",
-#   "tensorboard==2.21.0",
-#   "tyro==1.0.17",
-#   "tqdm==4.70.1",
-# ]
-# ///
 """PPO as its paper has it, Algorithm 1 and nothing else: the place to start reading.
 
-    python ppo_minimal_no_tricks.py  # InvertedPendulum-v5, 200k steps: 2 minutes, a return of 1000
+    python ppo_minimal_no_tricks.py  # InvertedPendulum-v5, 2 minutes: 1000 with seeds 1, 2 and 3
 
-The last 100 episodes return 1000, the most there is, with each of the seeds 1, 2 and 3.
-
-None of the tricks that PPO code usually carries; where one would stand, a tag [no ...] says which.
-`ppo_continuous.py` with all of them switched off computes the same weights bit for bit, which
-tests/test_ladder.py holds, so a diff of the two files shows the tricks and nothing else.
+A tag [no ...] says where a trick of other code would stand. With all of them off, the weights of
+`ppo_continuous.py` are the same bit for bit (tests/test_ladder.py): a diff shows the tricks.
 
 Holds: core 1, core 5-6, core 8, core 10, core 13, continuous 1-3, continuous 5
 Leaves out: core 2-4, core 7, core 9, core 11-12, continuous 4, continuous 6-9, atari 1-9, lstm 1-5,
     multidiscrete 1, aux 1-4
 
-Shapes: T steps of a rollout, N environments, B = T * N batch, O observation, A action. A bare name
-is (T, N, ...), b_ the flat batch (B, ...), mb_ a minibatch. An *update* is one rollout and what is
-learned from it; an *epoch* is one pass over its batch. `terminated` and `truncated` both end an
-episode and cut the sum over lambda; only termination cuts the bootstrap.
+T steps of N environments are a batch of B = T * N; O observation, A action. A bare name is
+(T, N, ...), b_ the flat batch (B, ...), mb_ a minibatch of it. `terminated` and `truncated` both
+end an episode and cut the sum over lambda; only termination cuts the bootstrap.
 """
 
 import dataclasses
 import math
-from typing import Literal
 
 import numpy as np
 import torch
@@ -62,13 +44,11 @@ class Args:
     runs_dir: str = "runs"  # folder that gets the run's own directory
     checkpoint_every: int = 10  # updates between checkpoints; one is written at the end anyway
     resume: str | None = None  # directory of a run to go on with; its settings stay, but the total
-
     batch_size: int = dataclasses.field(init=False)  # B = T * N
     minibatch_size: int = dataclasses.field(init=False)  # M
     num_updates: int = dataclasses.field(init=False)  # K
 
     def __post_init__(self):
-        check_settings(self)
         self.batch_size, self.minibatch_size, self.num_updates = batch_sizes(self)
 
 
@@ -90,33 +70,13 @@ class Agent(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(action_size))
 
 
-def numpy_policy(agent):
-    """The policy network in NumPy, (N, O) -> (N, A): several times faster for a few observations.
-
-    mean = f(f(obs W1 + b1) W2 + b2) W3 + b3, f the activation, with copies of the weights of now.
-    """
-    is_tanh = any(isinstance(layer, nn.Tanh) for layer in agent.policy)
-    f = np.tanh if is_tanh else lambda x: np.maximum(x, 0)
-    parameters = [np.atleast_2d(p.detach().cpu().numpy().T) for p in agent.policy.parameters()]
-    W1, b1, W2, b2, W3, b3 = (p.copy() for p in parameters)
-    return lambda obs: f(f(obs.dot(W1) + b1).dot(W2) + b2).dot(W3) + b3
-
-
 def gaussian_log_prob(action, mean, log_std):
-    """log p(action) = -sum over A of ((action - mean) / std)**2 / 2 + log_std + log(2 pi) / 2.
-
-    action, mean: (B, A); log_std: (A,) -> (B,)
-    """
+    """log p(action) = -sum over A of ((action - mean) / std)**2 / 2 + log_std + log(2 pi) / 2"""
     assert action.shape == mean.shape and log_std.shape == mean.shape[-1:]
     # [continuous 3] Independent components: the joint log-probability is the sum of theirs.
     deviation = (action - mean) * (-log_std).exp()
     constant = 0.5 * math.log(2 * math.pi) * log_std.numel()
     return -(0.5 * deviation * deviation + log_std).sum(-1) - constant
-
-
-def gaussian_entropy(log_std):
-    """entropy = sum over A of log_std + log(2 pi e) / 2; (A,) -> ()"""
-    return log_std.sum() + 0.5 * math.log(2 * math.pi * math.e) * log_std.numel()
 
 
 def compute_gae(reward, value, next_value, terminated, ended, gamma, gae_lambda):
@@ -131,8 +91,7 @@ def compute_gae(reward, value, next_value, terminated, ended, gamma, gae_lambda)
     assert reward.shape == value.shape == next_value.shape == terminated.shape == ended.shape
     delta = reward + gamma * next_value * ~terminated - value
     decay = gamma * gae_lambda * ~ended
-    advantage = np.zeros_like(delta)
-    following = np.zeros_like(delta[0])
+    advantage, following = np.zeros_like(delta), 0.0
     for t in reversed(range(len(delta))):
         advantage[t] = following = delta[t] + decay[t] * following
     return advantage
@@ -141,56 +100,41 @@ def compute_gae(reward, value, next_value, terminated, ended, gamma, gae_lambda)
 def train(args):
     """Train an agent and return the directory of the run."""
     torch.set_num_threads(args.threads)
-    T, N = args.num_steps, args.num_envs
-    envs = [Environment(args) for _ in range(N)]
-    O, A = envs[0].observation_size, envs[0].action_size
-
+    envs = [Environment(args) for _ in range(args.num_envs)]
+    T, N, O, A = args.num_steps, args.num_envs, envs[0].observation_size, envs[0].action_size
     torch.manual_seed(args.seed)  # of the initial weights
     agent = Agent(O, A, args)
     generator = torch.Generator().manual_seed(args.seed)  # of action noise and minibatches
-    # One vector holds all parameters, and the network's own become views of it: so Adam moves one
-    # tensor instead of thirteen, which is faster.
     parameters = list(agent.parameters())
-    vector = nn.utils.parameters_to_vector(parameters).detach()
-    nn.utils.vector_to_parameters(vector, parameters)
+    vector = nn.utils.parameters_to_vector(parameters).detach()  # all of them in one tensor, which
+    nn.utils.vector_to_parameters(vector, parameters)  # Adam moves faster than thirteen small ones
     # [no core 3] [no core 4] Adam with PyTorch's epsilon and a constant rate.
     optimizer = torch.optim.Adam([vector], lr=args.learning_rate, fused=True)
-
     with Run(args, {"agent": agent, "optimizer": optimizer, "generator": generator}) as run:
-        # [core 1] Vectorized architecture: N environments step in lockstep, and their episodes run
-        # on over the borders of the rollouts.
-        raw_obs = np.stack([env.reset(run.env_seed(n)) for n, env in enumerate(envs)])
-
+        # [core 1] Vectorized architecture: episodes run on over the borders of the rollouts.
+        now = np.stack([env.reset(run.env_seed(n)) for n, env in enumerate(envs)])
         for _ in range(run.update, args.num_updates):
             # ---- Rollout ----
-            # [no continuous 6] [no continuous 7] [no continuous 8] [no continuous 9] Observations
-            # and rewards are used as they come.
-            obs, action = np.zeros((T, N, O), np.float32), np.zeros((T, N, A), np.float32)
+            # [no continuous 6] [no continuous 7] [no continuous 8] [no continuous 9] No statistics.
+            obs, next_obs = np.zeros((2, T, N, O), np.float32)
             reward, (terminated, truncated) = np.zeros((T, N)), np.zeros((2, T, N), bool)
-            final_obs = []
-            policy, log_std = numpy_policy(agent), agent.log_std.detach()
-            noise = (torch.randn(T, N, A, generator=generator) * log_std.exp()).numpy()
+            policy, std = numpy_policy(agent), agent.log_std.detach().exp()
+            action = (torch.randn(T, N, A, generator=generator) * std).numpy()  # the noise of it
             for t in range(T):
                 run.global_step += N
-                obs[t] = raw_obs
-                action[t] = policy(obs[t]) + noise[t]
-                # [continuous 5] Action clipping: the environment gets the clipped action, the
-                # batch keeps the one that was drawn.
+                obs[t] = now
+                action[t] += policy(obs[t])
+                # [continuous 5] Action clipping: of what is sent, not of what is learned from.
                 for n, sent in enumerate(action[t].clip(envs[0].low, envs[0].high)):
-                    outcome = envs[n].step(sent)
-                    raw_obs[n], reward[t, n], terminated[t, n], truncated[t, n] = outcome
+                    now[n], reward[t, n], terminated[t, n], truncated[t, n] = envs[n].step(sent)
+                    next_obs[t, n] = now[n]
                     if terminated[t, n] or truncated[t, n]:
                         run.episode(envs[n].episode_return, envs[n].episode_length)
-                        final_obs.append((t, n, raw_obs[n].copy()))
-                        raw_obs[n] = envs[n].reset()
+                        now[n] = envs[n].reset()
 
             # ---- Advantages ----
-            next_obs = np.concatenate([obs[1:], raw_obs[None].astype(np.float32)])
-            for t, n, last in final_obs:
-                next_obs[t, n] = last
-            b_obs, b_action, b_next_obs = (
-                torch.from_numpy(x).flatten(0, 1) for x in (obs, action, next_obs)
-            )
+            arrays = obs, next_obs, action
+            b_obs, b_next_obs, b_action = (torch.from_numpy(x).flatten(0, 1) for x in arrays)
             with torch.no_grad():
                 b_value, b_next_value = agent.value(b_obs), agent.value(b_next_obs)
                 b_log_prob = gaussian_log_prob(b_action, agent.policy(b_obs), agent.log_std)
@@ -213,17 +157,16 @@ def train(args):
                     mean = agent.policy(mb_obs)
                     log_prob = gaussian_log_prob(b_action[index], mean, agent.log_std)
                     ratio = (log_prob - b_log_prob[index]).exp()
-                    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-                    objective = torch.min(ratio * mb_advantage, clipped_ratio * mb_advantage)
-                    policy_loss = -objective.mean()
+                    clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+                    policy_loss = -torch.min(ratio * mb_advantage, clipped * mb_advantage).mean()
                     # [no core 9] The value loss isn't clipped.
                     value_loss = 0.5 * (agent.value(mb_obs) - b_target[index]).square().mean()
                     # [core 10] One loss for both networks, with an entropy bonus.
-                    entropy = gaussian_entropy(agent.log_std)
+                    entropy = (agent.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
                     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
                     gradients = torch.autograd.grad(loss, parameters)
                     # [no core 11] Gradients aren't clipped.
-                    vector.grad = torch.cat([x.flatten() for x in gradients])
+                    vector.grad = nn.utils.parameters_to_vector(gradients)
                     optimizer.step()
                     losses.append(torch.stack([policy_loss, value_loss, entropy]).detach())
 
@@ -305,14 +248,15 @@ def check_settings(args):
             if not (above and below):
                 raise BadInput(f"--{name.replace('_', '-')} is {x}; allowed is {interval}.")
     for field in dataclasses.fields(args):
-        if typing.get_origin(field.type) is Literal:
+        if typing.get_origin(field.type) is typing.Literal:
             x, choices = getattr(args, field.name), typing.get_args(field.type)
             if x not in choices:
                 raise BadInput(f"--{field.name} is {x}; allowed is one of {', '.join(choices)}.")
 
 
 def batch_sizes(args):
-    """Steps of a batch (B) and of a minibatch (M), and number of updates (K), or BadInput."""
+    """Check all settings -> steps of a batch (B) and of a minibatch (M), number of updates (K)."""
+    check_settings(args)
     B = args.num_envs * args.num_steps
     M, K = B // args.num_minibatches, args.total_timesteps // B
     batch = f"the batch of --num-envs x --num-steps = {B} steps"
@@ -665,8 +609,8 @@ def launch(train, args_class, argv):
 
 
 # ==== Environment ====
-# Any environment of gymnasium with continuous actions, checked: the same to the letter in every
-# script for them.
+# Any environment of gymnasium with continuous actions, checked, and a fast way to act in it: the
+# same to the letter in every script for them.
 
 
 class Environment:
@@ -679,36 +623,44 @@ class Environment:
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(f"--env-id {args.env_id} {args.env_kwargs}: {reason}") from None
-        space, action_space = self.env.observation_space, self.env.action_space
+        space = self.env.observation_space
         if not space.is_np_flattenable or gym.spaces.flatdim(space) == 0:
             kinds = "Box, Discrete, MultiDiscrete, MultiBinary, Text, and Dict and Tuple of these"
             raise BadInput(f"{args.env_id} has observations {space}; allowed are {kinds}.")
-        is_box = isinstance(action_space, gym.spaces.Box) and math.prod(action_space.shape) > 0
-        if not is_box or action_space.dtype.kind != "f":
-            raise BadInput(f"{args.env_id} has actions {action_space}; allowed is Box of floats.")
         self.observation_size = gym.spaces.flatdim(space)
-        self.action_shape, self.action_dtype = action_space.shape, action_space.dtype
-        self.action_size = math.prod(action_space.shape)
-        self.low, self.high = action_space.low.flatten(), action_space.high.flatten()
         self.is_flat = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+        self.take_actions(self.env.action_space, args)
+
+    def take_actions(self, space, args):
+        """Take up the space of the actions, or raise BadInput."""
+        is_box = isinstance(space, gym.spaces.Box) and math.prod(space.shape) > 0
+        if not is_box or space.dtype.kind != "f":
+            raise BadInput(f"{args.env_id} has actions {space}; allowed is Box of floats.")
+        self.action_shape, self.action_dtype = space.shape, space.dtype
+        self.action_size = math.prod(space.shape)
+        self.low, self.high = space.low.flatten(), space.high.flatten()
+
+    def sent(self, action):
+        """(A,) -> an action of the environment's own space"""
+        return action.astype(self.action_dtype, copy=False).reshape(self.action_shape)
 
     @guarded
     def reset(self, seed=None):
         """-> observation (O,)"""
         self.episode_return = self.episode_length = 0
-        return self.observe(self.env.reset(seed=seed)[0])
+        self.obs, self.info = self.env.reset(seed=seed)
+        return self.observe(self.obs)
 
     @guarded
     def step(self, action):
         """Act with (A,) -> observation (O,), raw reward, terminated, truncated"""
-        action = action.astype(self.action_dtype, copy=False).reshape(self.action_shape)
-        obs, reward, terminated, truncated, _ = self.env.step(action)
+        self.obs, reward, terminated, truncated, self.info = self.env.step(self.sent(action))
         reward = float(np.asarray(reward).item())
         if not abs(reward) < 1e100:  # squares of more would overflow in the statistics
             raise RunFailed(f"the environment's reward is {reward}")
         self.episode_return += reward
         self.episode_length += 1
-        return self.observe(obs), reward, bool(terminated), bool(truncated)
+        return self.observe(self.obs), reward, bool(terminated), bool(truncated)
 
     @guarded
     def observe(self, obs):
@@ -721,6 +673,28 @@ class Environment:
         if not obs.dot(obs) < 1e200:
             raise RunFailed(f"the environment's observation has {obs[abs(obs).argmax()]} in it")
         return obs
+
+
+def numpy_policy(agent):
+    """The policy network in NumPy, (N, O) -> (N, A): several times faster for a few observations.
+
+    mean = f(f(obs W1 + b1) W2 + b2) W3 + b3, f the activation, with copies of the weights of now.
+    """
+    is_tanh = any(isinstance(layer, nn.Tanh) for layer in agent.policy)
+    f = np.tanh if is_tanh else lambda x: np.maximum(x, 0)
+    parameters = [np.atleast_2d(p.detach().cpu().numpy().T) for p in agent.policy.parameters()]
+    W1, b1, W2, b2, W3, b3 = (p.copy() for p in parameters)
+    return lambda obs: f(f(obs.dot(W1) + b1).dot(W2) + b2).dot(W3) + b3
+
+
+# For `uv run`, which installs what a script names.
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "torch==2.13.0", "gymnasium==1.4.0", "mujoco==4.0.0", "imageio==2.38.1", "numpy==2.4.6",
+#   "tensorboard==2.21.0", "tyro==1.0.17", "tqdm==4.70.1",
+# ]
+# ///
 
 
 def main(argv=None):
