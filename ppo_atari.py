@@ -2,13 +2,14 @@
 
     python ppo_atari.py --env-id PongNoFrameskip-v4 --bf16 --compile
     python ppo_atari.py --env-id ALE/Breakout-v5 --sticky-actions 0.25    # the modern protocol
+    torchrun --nproc-per-node=2 ppo_atari.py    # two processes with half of the games each
 
 The list of details: Huang et al. (2022), "The 37 Implementation Details of Proximal Policy
 Optimization". Both kinds of ids mean the same here: the game, played at --sticky-actions 0 unless
 told otherwise, each action repeated for 4 frames, and cut at 108,000 frames.
 
-Holds: core 1-13, atari 1-9, aux 1, aux 3
-Leaves out: continuous 1-9, lstm 1-5, multidiscrete 1, aux 2, aux 4
+Holds: core 1-13, atari 1-9, aux 1-3
+Leaves out: continuous 1-9, lstm 1-5, multidiscrete 1, aux 4
 
 Shapes: T steps of a rollout, N games, B = T * N batch, M minibatch, C frames of a stack, A number
 of actions. A bare name is (T, N, ...), b_ is the flat batch (B, ...), mb_ a minibatch (M, ...).
@@ -30,6 +31,7 @@ import ale_py
 import cv2
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 
@@ -243,14 +245,14 @@ def shuffled_minibatches(batch, args, generator):
 
 
 def loss_gradient(agent, parameters, args, limits, minibatch):
-    """Gradient of PPO's loss on one minibatch by all `parameters`, clipped, as one vector.
+    """Gradient of PPO's loss on one minibatch by all `parameters`, as one vector.
 
     loss = -mean(objective) - ent_coef * mean(entropy) + vf_coef * value_loss
     objective = min(ratio * A, clip(ratio, 1 +- clip_coef) * A)
     value_loss = mean(max((V - target)**2, (clip(V, V_old +- clip_value_coef) - target)**2)) / 2
 
     limits: clip_coef, clip_value_coef as tensors (). minibatch: (M, ...) tensors.
-    -> gradient; policy loss, value loss, entropy and gradient norm (4,); log of the ratio (M,)
+    -> gradient; policy loss, value loss and entropy (3,); log of the ratio (M,)
     """
     clip_coef, clip_value_coef = limits
     mb_obs, mb_action, mb_log_prob, mb_value, mb_advantage, mb_target = minibatch
@@ -281,10 +283,7 @@ def loss_gradient(agent, parameters, args, limits, minibatch):
     entropy = categorical_entropy(logits).mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
     gradient = torch.cat([x.flatten() for x in torch.autograd.grad(loss, parameters)])
-    # [core 11] Global gradient clipping (E9): one norm over all parameters.
-    norm = gradient.norm()
-    gradient = gradient * (args.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-    losses = torch.stack([policy_loss, value_loss, entropy, norm]).detach()
+    losses = torch.stack([policy_loss, value_loss, entropy]).detach()
     return gradient, losses, log_ratio.detach()
 
 
@@ -293,18 +292,29 @@ def approximate_kl(log_ratio):
     return (-log_ratio).mean(), (log_ratio.exp() - 1 - log_ratio).mean()
 
 
+def averaged(x):
+    """A tensor's mean over all processes, in its place; as it is where there is but one."""
+    if dist.is_initialized():
+        dist.all_reduce(x)
+        x /= dist.get_world_size()
+    return x
+
+
 def train(args):
     """Train an agent and return the directory of the run."""
     torch.set_num_threads(args.threads)
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = choose_device(args.cuda)
-    T, N = args.num_steps, args.num_envs
+    # [aux 2] Parallel gradient update: of W processes (torchrun's) each plays N games of its own,
+    # and all of them move the same weights by the mean of their gradients.
+    rank, W = join_processes(args)
+    T, N = args.num_steps, args.num_envs // W
     A = len(Game(args, seed=0).actions)
 
     torch.manual_seed(args.seed)  # of the initial weights
     agent = Agent(A, args).to(device)
-    generator = torch.Generator().manual_seed(args.seed)  # of actions and minibatches
+    generator = torch.Generator().manual_seed(args.seed + rank)  # of actions and minibatches
     # One vector holds all parameters, and the network's own become views of it: so Adam moves one
     # tensor.
     parameters = list(agent.parameters())
@@ -313,10 +323,11 @@ def train(args):
     # [core 3] Adam's epsilon is 1e-5.
     optimizer = torch.optim.Adam([vector], lr=args.learning_rate, eps=args.adam_eps, fused=True)
     compute_gradient = compiled(loss_gradient, args.compile)
-    with Run(args, {"agent": agent, "optimizer": optimizer, "generator": generator}) as run:
+    parts = {"agent": agent, "optimizer": optimizer, "generator": generator}
+    with SharedRun(args, parts) as run:
         # [core 1] Vectorized architecture: N games step in lockstep, and they go on over the
         # borders of the rollouts.
-        games = [Game(args, run.env_seed(n) % 2**31) for n in range(N)]
+        games = [Game(args, run.env_seed(rank * N + n) % 2**31) for n in range(N)]
         next_obs = np.stack([game.reset() for game in games])
 
         for update in range(run.update + 1, args.num_updates + 1):
@@ -336,7 +347,7 @@ def train(args):
             reward, (terminated, truncated) = np.zeros((T, N)), np.zeros((2, T, N), bool)
             action, log_prob, value, cut = [], [], [], {}
             for t in range(T):
-                run.global_step += N
+                run.global_step += args.num_envs
                 obs[t] = next_obs
                 with torch.inference_mode(), autocast(args.bf16, device):
                     logits, state_value = agent(torch.from_numpy(next_obs).to(device))
@@ -379,10 +390,15 @@ def train(args):
             for minibatch in shuffled_minibatches(batch, args, generator):
                 step = compute_gradient(agent, parameters, args, limits, minibatch)
                 gradient, loss, log_ratio = step
-                losses.append(loss)
+                gradient = averaged(gradient)
+                # [core 11] Global gradient clipping (E9): one norm over all parameters.
+                norm = gradient.norm()
+                gradient = gradient * (args.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+                losses.append(torch.cat([loss, norm[None]]))
                 log_ratios.append(log_ratio)
                 # [aux 3] Early stopping by KL: before the step, and out of all epochs.
-                if args.target_kl is not None and approximate_kl(log_ratio)[1] > args.target_kl:
+                approx_kl = averaged(approximate_kl(log_ratio)[1])
+                if args.target_kl is not None and approx_kl > args.target_kl:
                     break
                 vector.grad = gradient
                 optimizer.step()
@@ -512,7 +528,7 @@ def parse_args(args_class, argv):
         if option.startswith("--") and name in elsewhere:
             raise BadInput(f"{option} is not an option here: {elsewhere[name]}.")
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--resume")
+    finder.add_argument("--resume", nargs="?")
     resume = finder.parse_known_args(argv)[0].resume
     if resume is None:
         return tyro.cli(args_class, args=argv)
@@ -532,10 +548,13 @@ def load_config(args_class, run):
     try:
         config = json.loads(Path(run, "config.json").read_text())
         script, settings = config["script"], config["settings"]
+        if not re.fullmatch(r"\w+", script):  # or a stranger could have one type anything
+            raise ValueError(script)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise BadInput(f"{run} is no run directory: it has no readable config.json.") from None
     if script != Path(__file__).stem:
-        raise BadInput(f"{run} is a run of {script}.py; type python {script}.py --resume {run}")
+        name = shlex.quote(str(run))
+        raise BadInput(f"{run} is a run of {script}.py; type python {script}.py --resume {name}")
     types = {field.name: str(field.type) for field in dataclasses.fields(args_class) if field.init}
     if not isinstance(settings, dict) or set(settings) != set(types):
         raise BadInput(f"{run}/config.json has not the settings of this version of {script}.py.")
@@ -640,11 +659,11 @@ class Run:
         config = {"script": script, "settings": settings | infinite | {"resume": None}}
         config |= {"command": shlex.join(sys.argv), "git_commit": commit or None}
         config |= {"versions": {"python": sys.version.split()[0]} | versions}
-        path = self.directory / "config.json"
-        path.with_suffix(".tmp").write_text(json.dumps(config, indent=1, allow_nan=False))
-        os.replace(path.with_suffix(".tmp"), path)
+        text = json.dumps(config, indent=1, allow_nan=False)
+        write_file(self.directory / "config.json", text.encode())
         self.files = [open(self.directory / f"{x}.csv", "a") for x in ("episodes", "updates")]
-        self.writer = SummaryWriter(self.directory, purge_step=self.global_step or None)
+        after = self.global_step + 1 if args.resume else None  # points from there on are dropped
+        self.writer = SummaryWriter(self.directory, purge_step=after)
         self.restart, total = self.update, args.num_updates * args.batch_size
         print(f"{script}.py on {args.env_id}, seed {args.seed}, into {self.directory}")
         updates = f"{args.num_updates} updates × {args.batch_size} steps"
@@ -712,17 +731,9 @@ class Run:
         self.state = copy.deepcopy({"script": self.script, "counters": counters, "parts": parts})
 
     def save(self):
-        path, buffer = self.directory / "checkpoint.pt", io.BytesIO()
+        buffer = io.BytesIO()
         torch.save(self.state, buffer)
-        try:
-            with open(path.with_suffix(".tmp"), "wb") as file:
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(path.with_suffix(".tmp"), path)
-        except OSError as error:
-            path.with_suffix(".tmp").unlink(missing_ok=True)
-            raise RunFailed(f"{path} can't be written: {error.strerror}") from error
+        write_file(self.directory / "checkpoint.pt", buffer.getbuffer())
 
     def restore(self):
         """Take up the checkpoint, and drop the rows beyond it (and a torn one) from the CSVs."""
@@ -754,8 +765,7 @@ class Run:
             kept = [
                 x for x, step in zip(lines[1:], steps) if step and int(step[0]) <= self.global_step
             ]
-            path.with_suffix(".tmp").write_text("".join(lines[:1] + kept))
-            os.replace(path.with_suffix(".tmp"), path)
+            write_file(path, "".join(lines[:1] + kept).encode())
 
     def interrupt(self, number, frame):
         if self.signal:
@@ -767,9 +777,9 @@ class Run:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         self.bar.close()
-        self.writer.close()
         try:
             self.save()
+            self.writer.close()
         finally:
             for file in [*self.files, self.lock]:
                 file.close()
@@ -783,6 +793,20 @@ class Run:
             print(f"python evaluate.py {shlex.quote(str(self.directory))}")
         if isinstance(error, (Interrupted, KeyboardInterrupt)):
             print(f"go on with: {resume}", file=sys.stderr)
+
+
+def write_file(path, content):
+    """Have this content in a file, or, if that fails, what was there before."""
+    new = path.with_suffix(".tmp")
+    try:
+        with open(new, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise RunFailed(f"{path} can't be written: {error.strerror}") from error
 
 
 def part_state(part):
@@ -830,7 +854,8 @@ def launch(train, args_class, argv):
     try:
         train(parse_args(args_class, sys.argv[1:] if argv is None else argv))
     except (BadInput, RunFailed, Interrupted, KeyboardInterrupt, OSError, MemoryError) as error:
-        print(f"{Path(__file__).name}: {str(error) or 'stopped at once'}", file=sys.stderr)
+        line = " ".join(str(error).splitlines())  # an argument may hold a line break
+        print(f"{Path(__file__).name}: {line or 'stopped at once'}", file=sys.stderr)
         if isinstance(error, Interrupted) and "SIGTERM" in str(error):
             return 143
         if isinstance(error, (Interrupted, KeyboardInterrupt)):
@@ -840,7 +865,7 @@ def launch(train, args_class, argv):
 
 
 # ==== Environment ====
-# The game of an id, whole games for evaluate.py, and memory.
+# The game of an id, whole games for evaluate.py, several processes, and memory.
 
 import ctypes
 import difflib
@@ -878,6 +903,60 @@ class WholeGames:
 
     def render(self):
         return self.game.ale.getScreenRGB()
+
+
+def join_processes(args):
+    """This process's rank and the number of processes; 0 and 1 unless torchrun started it."""
+    rank, world = (int(os.environ.get(name, x)) for name, x in (("RANK", 0), ("WORLD_SIZE", 1)))
+    steps = args.num_envs // world * args.num_steps
+    if args.num_envs % world or steps % args.num_minibatches or steps // args.num_minibatches < 2:
+        each = f"{world} processes with {args.num_minibatches} equal minibatches each"
+        raise BadInput(f"--num-envs {args.num_envs} can't be shared by {each}; type {8 * world}.")
+    if world > 1 and not dist.is_initialized():
+        on_gpu = args.cuda and torch.cuda.is_available()
+        if on_gpu:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if on_gpu else "gloo")
+    return rank, world
+
+
+class SharedRun(Run):
+    """The Run of all processes: rank 0 keeps the directory, and the others write nothing."""
+
+    def __enter__(self):
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        if self.rank == 0:
+            super().__enter__()
+        if dist.is_initialized():
+            counters_and_parts = [self.state if self.rank == 0 else None]
+            dist.broadcast_object_list(counters_and_parts)
+        if self.rank > 0:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides, after its update
+            counters, parts = (counters_and_parts[0][name] for name in ("counters", "parts"))
+            self.update, self.global_step = counters["update"], counters["global_step"]
+            self.restart = self.update
+            for name in "agent", "optimizer":
+                load_part(self.parts[name], parts[name])
+            self.parts["generator"].manual_seed(self.env_seed(self.rank, stream=2) % 2**63)
+        return self
+
+    def end_update(self, report):
+        """As Run's, with the episodes of all processes and the means of what they report."""
+        if dist.is_initialized():
+            episodes = [None] * dist.get_world_size()
+            dist.all_gather_object(episodes, self.episodes)
+            self.episodes = sorted(sum(episodes, []))
+            self.last_returns.extend(row[2] for rows in episodes[1:] for row in rows)
+            values = averaged(torch.tensor(list(report.values()), dtype=torch.float64))
+            report = dict(zip(report, values.tolist()))
+        if self.rank == 0:
+            super().end_update(report)
+        else:
+            self.update, self.episodes = self.update + 1, []
+
+    def __exit__(self, kind, error, trace):
+        if self.rank == 0:
+            super().__exit__(kind, error, trace)
 
 
 def keep_freed_memory():

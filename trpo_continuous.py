@@ -663,7 +663,7 @@ def parse_args(args_class, argv):
         if option.startswith("--") and name in elsewhere:
             raise BadInput(f"{option} is not an option here: {elsewhere[name]}.")
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--resume")
+    finder.add_argument("--resume", nargs="?")
     resume = finder.parse_known_args(argv)[0].resume
     if resume is None:
         return tyro.cli(args_class, args=argv)
@@ -683,10 +683,13 @@ def load_config(args_class, run):
     try:
         config = json.loads(Path(run, "config.json").read_text())
         script, settings = config["script"], config["settings"]
+        if not re.fullmatch(r"\w+", script):  # or a stranger could have one type anything
+            raise ValueError(script)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise BadInput(f"{run} is no run directory: it has no readable config.json.") from None
     if script != Path(__file__).stem:
-        raise BadInput(f"{run} is a run of {script}.py; type python {script}.py --resume {run}")
+        name = shlex.quote(str(run))
+        raise BadInput(f"{run} is a run of {script}.py; type python {script}.py --resume {name}")
     types = {field.name: str(field.type) for field in dataclasses.fields(args_class) if field.init}
     if not isinstance(settings, dict) or set(settings) != set(types):
         raise BadInput(f"{run}/config.json has not the settings of this version of {script}.py.")
@@ -791,11 +794,11 @@ class Run:
         config = {"script": script, "settings": settings | infinite | {"resume": None}}
         config |= {"command": shlex.join(sys.argv), "git_commit": commit or None}
         config |= {"versions": {"python": sys.version.split()[0]} | versions}
-        path = self.directory / "config.json"
-        path.with_suffix(".tmp").write_text(json.dumps(config, indent=1, allow_nan=False))
-        os.replace(path.with_suffix(".tmp"), path)
+        text = json.dumps(config, indent=1, allow_nan=False)
+        write_file(self.directory / "config.json", text.encode())
         self.files = [open(self.directory / f"{x}.csv", "a") for x in ("episodes", "updates")]
-        self.writer = SummaryWriter(self.directory, purge_step=self.global_step or None)
+        after = self.global_step + 1 if args.resume else None  # points from there on are dropped
+        self.writer = SummaryWriter(self.directory, purge_step=after)
         self.restart, total = self.update, args.num_updates * args.batch_size
         print(f"{script}.py on {args.env_id}, seed {args.seed}, into {self.directory}")
         updates = f"{args.num_updates} updates × {args.batch_size} steps"
@@ -863,17 +866,9 @@ class Run:
         self.state = copy.deepcopy({"script": self.script, "counters": counters, "parts": parts})
 
     def save(self):
-        path, buffer = self.directory / "checkpoint.pt", io.BytesIO()
+        buffer = io.BytesIO()
         torch.save(self.state, buffer)
-        try:
-            with open(path.with_suffix(".tmp"), "wb") as file:
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(path.with_suffix(".tmp"), path)
-        except OSError as error:
-            path.with_suffix(".tmp").unlink(missing_ok=True)
-            raise RunFailed(f"{path} can't be written: {error.strerror}") from error
+        write_file(self.directory / "checkpoint.pt", buffer.getbuffer())
 
     def restore(self):
         """Take up the checkpoint, and drop the rows beyond it (and a torn one) from the CSVs."""
@@ -905,8 +900,7 @@ class Run:
             kept = [
                 x for x, step in zip(lines[1:], steps) if step and int(step[0]) <= self.global_step
             ]
-            path.with_suffix(".tmp").write_text("".join(lines[:1] + kept))
-            os.replace(path.with_suffix(".tmp"), path)
+            write_file(path, "".join(lines[:1] + kept).encode())
 
     def interrupt(self, number, frame):
         if self.signal:
@@ -918,9 +912,9 @@ class Run:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         self.bar.close()
-        self.writer.close()
         try:
             self.save()
+            self.writer.close()
         finally:
             for file in [*self.files, self.lock]:
                 file.close()
@@ -934,6 +928,20 @@ class Run:
             print(f"python evaluate.py {shlex.quote(str(self.directory))}")
         if isinstance(error, (Interrupted, KeyboardInterrupt)):
             print(f"go on with: {resume}", file=sys.stderr)
+
+
+def write_file(path, content):
+    """Have this content in a file, or, if that fails, what was there before."""
+    new = path.with_suffix(".tmp")
+    try:
+        with open(new, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise RunFailed(f"{path} can't be written: {error.strerror}") from error
 
 
 def part_state(part):
@@ -981,7 +989,8 @@ def launch(train, args_class, argv):
     try:
         train(parse_args(args_class, sys.argv[1:] if argv is None else argv))
     except (BadInput, RunFailed, Interrupted, KeyboardInterrupt, OSError, MemoryError) as error:
-        print(f"{Path(__file__).name}: {str(error) or 'stopped at once'}", file=sys.stderr)
+        line = " ".join(str(error).splitlines())  # an argument may hold a line break
+        print(f"{Path(__file__).name}: {line or 'stopped at once'}", file=sys.stderr)
         if isinstance(error, Interrupted) and "SIGTERM" in str(error):
             return 143
         if isinstance(error, (Interrupted, KeyboardInterrupt)):
@@ -1002,7 +1011,7 @@ class Environment:
         render = {"render_mode": render_mode} if render_mode else {}
         try:
             self.env = gym.make(args.env_id, **{**json.loads(args.env_kwargs), **render})
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(f"--env-id {args.env_id} {args.env_kwargs}: {reason}") from None
         space = self.env.observation_space
