@@ -172,18 +172,6 @@ def load_script(name):
     return importlib.import_module(name.removesuffix(".py"))
 
 
-@functools.cache
-def check_task(task, kwargs):
-    """Raise BadInput unless gymnasium makes this environment."""
-    import gymnasium as gym
-
-    try:
-        gym.make(task, **json.loads(kwargs)).close()
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise BadInput(f"task {task} {kwargs}: {type(error).__name__}: {reason}") from None
-
-
 def command_options(settings):
     """Settings -> options of a command line."""
     options = []
@@ -207,12 +195,13 @@ def parse_settings(script, settings, task, where):
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             argv = ["--env-id", task, *command_options(settings)]
             args = script.parse_args(script.Args, argv)
+            names = "WholeGames", "DiscreteEnvironment", "Environment"
+            next(getattr(script, x) for x in names if hasattr(script, x))(args)
     except script.BadInput as error:
         raise BadInput(f"{where}: {error}") from None
     except SystemExit:
         text = re.sub("\x1b\\[[0-9;]*m|[\u2500-\u257f]", " ", output.getvalue())
         raise BadInput(f"{where}: {' '.join(text.split())}") from None
-    check_task(task, args.env_kwargs)
     return args
 
 
