@@ -66,7 +66,9 @@ class Policy:
         try:
             self.args = args = script.load_config(script.Args, run)
             self.is_atari = hasattr(script, "WholeGames")
-            self.Environment = script.WholeGames if self.is_atari else script.Environment
+            self.is_discrete = hasattr(script, "DiscreteEnvironment")
+            names = "WholeGames", "DiscreteEnvironment", "Environment"
+            self.Environment = next(getattr(script, x) for x in names if hasattr(script, x))
             self.environment = env = self.Environment(args)
         except script.BadInput as error:
             raise BadInput(str(error)) from None
@@ -88,28 +90,45 @@ class Policy:
                 self.normalize = lambda obs: script.normalize_obs(obs, statistics, args.clip_obs)
         except Exception as error:
             raise BadInput(f"{run}/checkpoint.pt can't be used: {one_line(error)}") from None
+        self.begin()
+
+    def begin(self):
+        """Forget the last episode, before a new one, if the policy has a memory."""
+        if hasattr(self.agent, "initial_state"):
+            self.state = self.agent.initial_state(1)
 
     def make_env(self, **kwargs):
         """The gymnasium environment of the run; with render_mode="human" one watches it."""
         return self.Environment(self.args, **kwargs).env
 
-    def __call__(self, raw_obs, stochastic=False):
-        """Observation as the environment returns it -> action for its `step`"""
-        space = self.environment.env.action_space
-        action = self.act(self.environment.observe(raw_obs), stochastic)
-        return action.astype(space.dtype, copy=False).reshape(space.shape)
+    def __call__(self, raw_obs, stochastic=False, info=None):
+        """Observation (and info, if masks count) of the environment -> action for its `step`"""
+        env = self.environment
+        env.obs, env.info = raw_obs, info or {}
+        return env.sent(self.act(env.observe(raw_obs), stochastic))
 
     @torch.inference_mode()
     def act(self, obs, stochastic=False):
         """Observation of the script's own environment, not yet normalized -> action
 
-        A flat one (O,) -> (A,), or a game's frames (C, 84, 84) -> the index of an action.
+        A flat one (O,) -> (A,), or a game's frames (C, 84, 84) -> the index of an action. Masks are
+        those of what self.environment returned last.
         """
         if self.is_atari:
-            probabilities = self.agent(torch.from_numpy(obs[None]))[0].softmax(-1)
+            if hasattr(self.agent, "initial_state"):
+                goes_on = torch.zeros(1, dtype=torch.bool)
+                logits, _, self.state = self.agent.step(obs[None], self.state, goes_on)
+            else:
+                logits = self.agent(torch.from_numpy(obs[None]))[0]
+            probabilities = logits.softmax(-1)
             drawn = probabilities.multinomial(1, generator=self.generator)
             return drawn.item() if stochastic else probabilities.argmax().item()
         action = self.agent.policy(torch.from_numpy(self.normalize(obs[None])))[0]
+        if self.is_discrete:
+            logits = action.view(self.environment.choices.shape)
+            noise = torch.empty_like(logits).exponential_(generator=self.generator).log().neg()
+            noise = (noise if stochastic else torch.zeros_like(logits)).numpy()
+            return self.script.choose(logits.numpy(), noise, self.environment.mask())
         if stochastic:
             noise = torch.randn(len(action), generator=self.generator)
             action = action + self.agent.log_std.exp() * noise
@@ -152,7 +171,7 @@ def play(policy, options):
     folder, name = options.video, Path(options.run).resolve().name
     rendering = {} if folder is None else {"render_mode": "rgb_array"}
     try:
-        env = policy.Environment(policy.args, **rendering)
+        env = policy.environment = policy.Environment(policy.args, **rendering)
     except policy.script.BadInput as error:  # it can't be drawn, but it was made before
         env, folder = policy.environment, no_video(error)
     for episode in range(options.episodes):
@@ -160,6 +179,7 @@ def play(policy, options):
         sequence = np.random.SeedSequence((options.seed, episode, 0), spawn_key=(2,))
         seed = int.from_bytes(sequence.generate_state(4).tobytes(), "little")  # 128 bits
         obs, ends, episodic_return, length, writer = env.reset(seed), [False], 0.0, 0, None
+        policy.begin()
         while not any(ends):
             if folder is not None:
                 try:
@@ -187,7 +207,7 @@ def main(argv=None):
             options.video = choose_renderer(options.video)
         policy = load_policy(options.run, options.seed)
     except BadInput as error:
-        print(f"evaluate.py: {error}", file=sys.stderr)
+        print("evaluate.py:", " ".join(str(error).splitlines()), file=sys.stderr)
         return 2
     torch.set_num_threads(1)  # more are slower for networks this small
     try:

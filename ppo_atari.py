@@ -108,6 +108,8 @@ class Game:
     def reset(self):
         """Begin a game -> observation (C, 84, 84)"""
         self.ale.reset_game()
+        for screen in self.screens:  # they still show the end of the last game
+            self.ale.getScreenGrayscale(screen)
         self.episode_return = self.episode_length = 0
         # [atari 1] No-op reset: 1 to 30 idle frames, so that no two games begin alike.
         for _ in range(self.random.integers(self.args.noop_max) + 1 if self.args.noop_max else 0):
@@ -637,9 +639,11 @@ class Run:
         args, script = self.args, self.script
         if not args.resume:
             try:
+                str(self.directory).encode()  # TensorBoard takes no other names
                 self.directory.mkdir(parents=True)
-            except OSError as error:
-                raise BadInput(f"--runs-dir {args.runs_dir}: {error.strerror}.") from None
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", error)
+                raise BadInput(f"--runs-dir {args.runs_dir}: {reason}.") from None
         self.lock = open(self.directory / "lock", "w")
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

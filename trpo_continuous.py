@@ -772,9 +772,11 @@ class Run:
         args, script = self.args, self.script
         if not args.resume:
             try:
+                str(self.directory).encode()  # TensorBoard takes no other names
                 self.directory.mkdir(parents=True)
-            except OSError as error:
-                raise BadInput(f"--runs-dir {args.runs_dir}: {error.strerror}.") from None
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", error)
+                raise BadInput(f"--runs-dir {args.runs_dir}: {reason}.") from None
         self.lock = open(self.directory / "lock", "w")
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

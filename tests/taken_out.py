@@ -175,11 +175,11 @@ TRPO = {
 }
 ATARI = {
     "core 1": [
-        ("games = [Game(args, run.env_seed(n) % 2**31)", "games = [Game(args, 0)"),
+        ("run.env_seed(rank * N + n) % 2**31", "0"),
         (
-            "            for t in range(T):\n                run.global_step += N\n",
+            "            for t in range(T):\n                run.global_step += args.num_envs\n",
             "            next_obs = np.stack([game.reset() for game in games])\n"
-            "            for t in range(T):\n                run.global_step += N\n",
+            "            for t in range(T):\n                run.global_step += args.num_envs\n",
         ),
     ],
     "core 2": [
@@ -266,13 +266,94 @@ ATARI = {
     "aux 1": [
         ("remaining if args.anneal_clip else 1.0", "1.0"),
     ],
+    "aux 2": [
+        ("gradient = averaged(gradient)", "pass"),
+        ("manual_seed(args.seed + rank)", "manual_seed(args.seed)"),
+        ("run.env_seed(rank * N + n)", "run.env_seed(n)"),
+        ("args.num_envs // W", "args.num_envs"),
+    ],
     "aux 3": [
-        ("approximate_kl(log_ratio)[1] > args.target_kl", "False"),
+        ("approx_kl > args.target_kl", "False"),
     ],
 }
-TAKEN_OUT = {"ppo_continuous": PPO, "trpo_continuous": TRPO, "ppo_atari": ATARI}
+# Where ppo_multidiscrete.py has its own text.
+MULTIDISCRETE = {
+    "multidiscrete 1": [
+        ("action[..., None])[..., 0].sum(-1)", "action[..., None])[..., 0].mean(-1)"),
+        ("logits.log_softmax(-1)).sum((-2, -1))", "logits.log_softmax(-1)).sum(-1).mean(-1)"),
+        ("torch.empty(T, N, A, K)", "torch.empty(T, N, 1, K)"),
+    ],
+    "aux 4": [
+        ("torch.where(mask, logits.view(mask.shape), -1e8)", "logits.view(mask.shape)"),
+        ("logits.view(mask.shape), -1e8)", "logits.view(mask.shape), -math.inf)"),
+        ("np.where(mask, logits + noise, -np.inf)", "(logits + noise)"),
+        ("masked_logits(agent.policy(b_obs), b_mask)", "agent.policy(b_obs).view(b_mask.shape)"),
+        ("mask[self.valid] = np.ravel(given)", "mask[self.valid] = True"),
+        ("if not mask.any(-1).all():", "if False:"),
+    ],
+}
+# Where ppo_atari_lstm.py has its own text; without a memory its loop is ppo_atari.py's.
+LSTM = {
+    "core 5": [
+        (
+            "value.append(agent.step(next_obs, state, next",
+            "value.append(agent.step(next_obs, 0 * state, next",
+        ),
+        ("agent.step(last[None], before, goes_on)", "agent.step(last[None], 0 * before, goes_on)"),
+    ],
+    "core 6": [
+        (
+            "torch.randperm(batch[0].shape[1], generator=generator)",
+            "torch.arange(batch[0].shape[1])",
+        ),
+    ],
+    "lstm 1": [
+        ("nn.Linear(512, 4 * 128), 1.0,", "nn.Linear(512, 4 * 128), math.sqrt(2),"),
+        ("nn.Linear(128, 4 * 128), 1.0,", "nn.Linear(128, 4 * 128), math.sqrt(2),"),
+        ("initialized(nn.Linear(128, 4 * 128), 1.0, args.init)", "nn.Linear(128, 4 * 128)"),
+    ],
+    "lstm 2": [
+        ("torch.zeros(2, num_games, 128)", "torch.ones(2, num_games, 128)"),
+    ],
+    "lstm 3": [
+        ("output * ~begin, cell * ~begin", "output, cell"),
+        ("output * ~begin, cell * ~begin", "output, cell * ~begin"),
+        ("torch.from_numpy(terminated[t] | truncated[t])", "torch.from_numpy(terminated[t])"),
+        (
+            "torch.from_numpy(terminated[t] | truncated[t])",
+            "torch.tensor([x.is_over for x in games])",
+        ),
+    ],
+    "lstm 4": [
+        (
+            "yield [x[:, games] for x in batch]",
+            "yield [x[torch.randperm(len(x))][:, games] for x in batch]",
+        ),
+        (
+            "yield [x[:, games] for x in batch]",
+            "yield [x[:, games] for x in batch[:-2]] + [x[:, -len(games) :] for x in batch[-2:]]",
+        ),
+    ],
+    "lstm 5": [
+        ("first_state = state\n", "first_state = torch.zeros_like(state)\n"),
+        ("*batch, first_state, torch", "*batch, state, torch"),
+        (
+            "            first_state = state\n",
+            "            first_state = state = torch.zeros_like(state)\n",
+        ),
+    ],
+}
+TAKEN_OUT = {
+    "ppo_continuous": PPO,
+    "trpo_continuous": TRPO,
+    "ppo_atari": ATARI,
+    "ppo_multidiscrete": MULTIDISCRETE,
+    "ppo_atari_lstm": LSTM,
+}
 TESTS = {
     "ppo_continuous": "test_catalogue_continuous",
     "trpo_continuous": "test_catalogue_trpo",
     "ppo_atari": "test_catalogue_atari",
+    "ppo_multidiscrete": "test_catalogue_multidiscrete",
+    "ppo_atari_lstm": "test_catalogue_lstm",
 }

@@ -557,6 +557,15 @@ def test_both_kinds_of_ids_mean_the_same_game():
     assert sticky == pytest.approx(0.25)
 
 
+def test_first_frame_shows_nothing_of_the_last_game():
+    game = new_game("FreewayNoFrameskip-v4", noop_max=0)  # nothing is pressed at a reset
+    game.screens[:] = 255
+    frame = game.reset()[-1]
+    screen = game.ale.getScreenGrayscale().reshape(210, 160)
+    expected = cv2.resize(screen, (84, 84), interpolation=cv2.INTER_AREA)
+    np.testing.assert_array_equal(frame, expected)
+
+
 def test_unknown_game_is_one_line_with_close_names(capsys, tmp_path):
     status = ppo.main(["--env-id", "Breakot-v4", "--runs-dir", str(tmp_path / "runs")])
     line = capsys.readouterr().err

@@ -432,7 +432,7 @@ def test_aux_01_clip_ranges_are_annealed_like_the_learning_rate(observe):
     np.testing.assert_allclose(constant[:, :2], [[0.4, 0.8]] * 16, rtol=1e-6)
 
 
-def test_aux_03_the_smallest_target_kl_allows_exactly_one_step(observe):
+def test_aux_03_the_smallest_target_kl_allows_exactly_one_step(observe, monkeypatch):
     seen = observe(target_kl=1e-7, num_minibatches=3, update_epochs=4)
     states = seen.parts["optimizer"].state.values()
     assert {state["step"].item() for state in states} == {1}
@@ -440,3 +440,8 @@ def test_aux_03_the_smallest_target_kl_allows_exactly_one_step(observe):
     for target_kl in (None, 1e9):
         seen = observe(target_kl=target_kl, num_minibatches=3, update_epochs=4)
         assert {x["step"].item() for x in seen.parts["optimizer"].state.values()} == {12}
+    # A step at the target itself is taken, too.
+    monkeypatch.setattr(ppo, "approximate_kl", lambda log_ratio: torch.tensor([0.0, 0.5]))
+    for target_kl, minibatches in (0.5, 12), (0.4999, 1):
+        seen = observe(target_kl=target_kl, num_minibatches=3, update_epochs=4)
+        assert len(seen.calls) == minibatches

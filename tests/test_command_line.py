@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-SCRIPTS = ["ppo_continuous", "ppo_minimal_no_tricks", "trpo_continuous"]
+SCRIPTS = ["ppo_continuous", "ppo_minimal_no_tricks", "trpo_continuous", "ppo_multidiscrete"]
 GRADIENTS = {  # the function whose losses end with the norm of its gradients
     "ppo_continuous": "policy_and_value_gradients",
     "trpo_continuous": "value_gradient",
+    "ppo_multidiscrete": "multidiscrete_gradient",
 }
 TINY = "--num-steps 32 --num-minibatches 2 --update-epochs 2 --total-timesteps 64".split()
 
@@ -101,7 +102,6 @@ def assert_refused(result, *words):
     [
         (["--env-id", "Nope-v0"], ["Nope"]),
         (["--env-id", "no_such_module:Nope-v0"], ["no_such_module"]),
-        (["--env-id", "CartPole-v1"], ["CartPole-v1", "Discrete(2)", "Box of floats"]),
         (toy(observation="graph"), ["Graph", "Dict"]),
         (toy(observation="sequence"), ["Sequence", "Dict"]),
         (toy(action="integer"), ["int64", "Box of floats"]),
@@ -117,6 +117,12 @@ def test_unusable_command_is_one_line(command, argv, words):
     if argv[0] != "--num-steps":
         argv = [*argv, *TINY]
     assert_refused(command(*argv), *words)
+
+
+@pytest.mark.parametrize("script", SCRIPTS[:3], indirect=True)
+def test_discrete_actions_are_refused_where_continuous_ones_are_wanted(command):
+    argv = ["--env-id", "CartPole-v1", *TINY]
+    assert_refused(command(*argv), "CartPole-v1", "Discrete(2)", "Box of floats")
 
 
 MAY_BE_INFINITE = "max_grad_norm clip_coef clip_value_coef clip_obs clip_reward"

@@ -14,7 +14,7 @@ PACKAGES = {"cv2": "opencv-python-headless", "ale_py": "ale-py"}  # that bring t
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_copied_alone(script, tmp_path):
     shutil.copy(script, tmp_path)
-    options = "--num-envs 2 --num-steps 64 --num-minibatches 4 --total-timesteps 256".split()
+    options = "--num-envs 4 --num-steps 32 --num-minibatches 4 --total-timesteps 256".split()
     command = [sys.executable, "-I", script.name, *options]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     (run,) = (tmp_path / "runs").iterdir()

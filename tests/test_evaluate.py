@@ -14,7 +14,8 @@ import torch
 
 import evaluate
 
-SCRIPTS = ["ppo_continuous", "ppo_minimal_no_tricks", "trpo_continuous"]
+SCRIPTS = ["ppo_continuous", "ppo_minimal_no_tricks", "trpo_continuous", "ppo_multidiscrete"]
+CONTINUOUS = SCRIPTS[:3]  # test_catalogue_multidiscrete.py looks at the actions of the other one
 TINY = "--num-steps 64 --num-minibatches 2 --update-epochs 1 --total-timesteps 192".split()
 COMMAND = [sys.executable, evaluate.__file__]
 
@@ -53,6 +54,7 @@ def test_same_seed_same_result(run, capsys):
     assert output(capsys, run)[1] != output(capsys, run, "--stochastic")[1]
 
 
+@pytest.mark.parametrize("script", CONTINUOUS, indirect=True)
 def test_statistics_are_frozen_and_actions_are_the_scripts_own(script, run):
     policy = evaluate.load_policy(run)
     env = policy.make_env()
@@ -82,6 +84,7 @@ def test_statistics_are_frozen_and_actions_are_the_scripts_own(script, run):
     assert np.array_equal(first, mean.clip(-1, 1))
 
 
+@pytest.mark.parametrize("script", CONTINUOUS, indirect=True)
 @pytest.mark.parametrize("clips", [True, False])
 def test_actions_are_clipped_as_in_training(script, copy, clips):
     if hasattr(script.Args, "clip_actions"):
@@ -99,12 +102,14 @@ def test_actions_are_clipped_as_in_training(script, copy, clips):
 def test_seeds_are_not_those_of_a_training(script, run, monkeypatch):
     seeds = []
 
-    class Environment(script.Environment):
+    name = type(evaluate.load_policy(run).environment).__name__
+
+    class Environment(getattr(script, name)):
         def reset(self, seed=None):
             seeds.append(seed)
             return super().reset(seed)
 
-    monkeypatch.setattr(script, "Environment", Environment)
+    monkeypatch.setattr(script, name, Environment)
     args = script.load_config(script.Args, run)
     args.runs_dir, environments = str(run.parent.parent), 1
     if hasattr(args, "heldout"):

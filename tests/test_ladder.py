@@ -1,5 +1,8 @@
 """The full script with every trick off is the minimal one bit for bit; with one on it is not."""
 
+import csv
+
+import numpy as np
 import pytest
 import torch
 
@@ -43,6 +46,20 @@ def test_all_tricks_off_gives_identical_weights(minimal, tmp_path):
     torch.manual_seed(args.seed)
     start = torch.cat([x.flatten() for x in agent(11, 3, args).state_dict().values()])
     assert (minimal - start).abs().max() > 1e-3, "the weights have moved"
+
+
+def test_identical_with_other_weights_of_the_losses_and_two_environments(tmp_path):
+    other = "--ent-coef 0.1 --vf-coef 0.7 --clip-coef 0.02 --num-envs 2"
+    minimal = weights(ppo_minimal_no_tricks, other, tmp_path / "minimal", total=1024)
+    off = " ".join([*OFF.values(), INFINITE, other])
+    assert torch.equal(minimal, weights(ppo_continuous, off, tmp_path / "full", total=1024))
+    reports = []
+    for path in sorted(tmp_path.glob("*/*/updates.csv")):
+        with open(path) as file:
+            rows = list(csv.DictReader(file))
+        names = "global_step", "policy_loss", "value_loss", "entropy"
+        reports.append([[float(row[name]) for name in names] for row in rows])
+    assert len(reports) == 2 and np.allclose(*reports, rtol=1e-5)
 
 
 @pytest.mark.parametrize("trick", [*OFF, *NARROW])

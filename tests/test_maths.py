@@ -58,6 +58,12 @@ def test_gae_equals_stable_baselines3():
     assert terminated[-1].any() and truncated[-1].any() and not ended[-1].all()
 
 
+def test_gae_of_a_single_step_is_its_delta():
+    one, running = np.ones((1, 1)), np.zeros((1, 1), bool)
+    args = one, 0.5 * one, 2 * one, running, running, 0.9, 0.8
+    assert ppo.compute_gae(*args).item() == pytest.approx(1 + 0.9 * 2 - 0.5)
+
+
 @pytest.mark.parametrize("clip_coef", [0.05, 0.2, 1.5, math.inf])
 @pytest.mark.parametrize("kl_coef", [0.0, 0.7])
 def test_policy_loss_equals_a_slow_loop(clip_coef, kl_coef):
@@ -106,6 +112,24 @@ def test_gradients_are_those_of_the_written_loss():
     expected = torch.autograd.grad(loss, list(agent.parameters()))
     gradient = gradients_of(agent, minibatch, kl_coef=0.4, ent_coef=0.1)[0]
     torch.testing.assert_close(gradient, torch.cat([x.flatten() for x in expected]))
+
+
+def test_tiny_advantages_and_gradients_are_not_blown_up():
+    agent = new_agent()
+    *rest, advantage, target = new_minibatch(agent)
+    advantage = 1e-8 * torch.tensor([-1.0, 1.0]).repeat(32)  # their std is next to 1e-8
+    normalized = advantage / (advantage.std() + 1e-8)
+    assert normalized.max() == pytest.approx(0.5, rel=0.01)
+    tiny = gradients_of(agent, (*rest, advantage, target))[1][0]
+    by_hand = gradients_of(agent, (*rest, normalized, target), norm_adv=False)[1][0]
+    torch.testing.assert_close(tiny, by_hand)
+    settings = {"norm_adv": False, "vf_coef": 0.0}
+    free = gradients_of(agent, (*rest, advantage, target), **settings)[0]
+    assert 0 < free.norm() < 1e-6
+    for limit in 1e-9, 0.5:  # as torch.nn.utils.clip_grad_norm_ does it
+        clipped = gradients_of(agent, (*rest, advantage, target), **settings, max_grad_norm=limit)
+        expected = free * min(1.0, limit / (free.norm().item() + 1e-6))
+        torch.testing.assert_close(clipped[0], expected, rtol=1e-4, atol=0)
 
 
 def test_kl_term_left_out_at_0_equals_the_full_formula():
@@ -184,7 +208,8 @@ def test_approximate_kl_equals_a_slow_loop_and_estimates_the_exact_kl():
 
 
 def test_kl_coef_halves_below_and_doubles_above_the_target():
-    for mean_kl, expected in ((0.0066, 1), (0.0067, 2), (0.01, 2), (0.0149, 2), (0.0151, 4)):
+    borders = (0.01 / 1.5, 2), (0.01 * 1.5, 2)
+    for mean_kl, expected in ((0.0066, 1), *borders, (0.01, 2), (0.0149, 2), (0.0151, 4)):
         assert ppo.adapted_kl_coef(2, mean_kl, 0.01) == expected
 
 
@@ -219,6 +244,13 @@ def test_running_statistics_equal_numpy_on_all_batches_together(seed):
     assert statistics.mean.dtype == statistics.std.dtype == np.float64
 
 
+def test_running_statistics_have_a_std_of_at_least_1e_4():
+    statistics = ppo.RunningMeanStd(1)
+    statistics.count = 1e16
+    statistics.update(np.zeros((1, 1)))
+    assert statistics.std.item() == pytest.approx(1e-4)
+
+
 def test_running_statistics_come_back_from_a_state_dict():
     statistics, loaded = ppo.RunningMeanStd(2), ppo.RunningMeanStd(2)
     statistics.update(np.array([[1.0, 2.0], [3.0, 5.0]]))
@@ -227,3 +259,61 @@ def test_running_statistics_come_back_from_a_state_dict():
         x.update(np.array([[7.0, 1.0]]))
     assert np.array_equal(statistics.mean, loaded.mean)
     assert np.array_equal(statistics.std, loaded.std) and statistics.count == loaded.count
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_numpy_policy_equals_the_network_of_now(activation):
+    agent = new_agent(activation=activation, init="default")
+    obs = 3 * torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
+    policy, expected = ppo.numpy_policy(agent), agent.policy(obs).detach()
+    assert expected.std() > 0.05
+    for parameter in agent.parameters():
+        parameter.data += 1
+    np.testing.assert_allclose(policy(obs.numpy()), expected, rtol=1e-4, atol=1e-6)
+
+
+class Line:
+    """An observation that is the sum of the actions; an end where `ends` says so."""
+
+    low, high = np.float32([-1.0]), np.float32([1.5])
+
+    def __init__(self, *ends):
+        self.ends, self.sent, self.resets = list(ends), [], 0
+
+    def reset(self):
+        self.resets += 1
+        return np.array([10.0 * self.resets])
+
+    def step(self, action):
+        self.sent.append(action.item())
+        end = self.ends[len(self.sent) - 1]
+        return np.array([sum(self.sent)]), 1.0, end == "terminated", end == "truncated"
+
+
+@pytest.mark.parametrize("clip_actions", [True, False])
+def test_heldout_batch_is_what_the_policy_does_in_its_own_environments(clip_actions):
+    args = ppo.Args(num_envs=2, num_steps=32, clip_actions=clip_actions)
+    args.num_steps = 4
+    envs = Line(None, "truncated", None, None), Line("terminated", None, None, None)
+    agent = torch.nn.Module()
+    agent.policy, agent.log_std = lambda obs: 0.5 * obs, torch.tensor([math.log(2)])
+    statistics, generator = ppo.RunningMeanStd(1), torch.Generator().manual_seed(3)
+    raw_obs = np.array([[1.0], [-2.0]])
+    obs, action = ppo.collect_heldout(agent, envs, raw_obs, statistics, generator, args)
+    noise = torch.Generator().manual_seed(3)
+    now, sent = torch.tensor([[1.0], [-2.0]]), np.zeros((2, 0))
+    low, high = (-1.0, 1.5) if clip_actions else (-math.inf, math.inf)
+    for t in range(4):
+        torch.testing.assert_close(obs[2 * t : 2 * t + 2], now)
+        expected = 0.5 * now + 2 * torch.randn(2, 1, generator=noise)
+        torch.testing.assert_close(action[2 * t : 2 * t + 2], expected)
+        sent = np.hstack([sent, expected.numpy().clip(low, high)])
+        now = sent.sum(1, keepdims=True)
+        if t < 2:
+            now[1 - t] = 10.0
+        now = torch.from_numpy(now).clip(-10, 10).float()
+    np.testing.assert_allclose([env.sent for env in envs], sent, rtol=1e-6)
+    np.testing.assert_allclose(raw_obs, sent.sum(1, keepdims=True), rtol=1e-5)
+    assert [env.resets for env in envs] == [1, 1] and (abs(sent) > 1).any()
+    alone, raw_obs = [Line(*4 * [None])], np.zeros((1, 1))
+    assert ppo.collect_heldout(agent, alone, raw_obs, statistics, noise, args)[0].shape == (4, 1)

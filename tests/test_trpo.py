@@ -105,6 +105,15 @@ def test_n_iterations_of_conjugate_gradients_solve_n_dimensions(n, seed):
         assert residual > 1e-3
 
 
+def test_conjugate_gradients_stop_where_nothing_is_left_and_know_no_scale():
+    b = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    x, residual = trpo.conjugate_gradient(lambda v: 2 * v, b, 5)
+    assert torch.equal(x, b / 2) and residual == 0
+    A, tiny = torch.tensor([1.0, 4.0], dtype=torch.float64), 1e-6 * b
+    x, _ = trpo.conjugate_gradient(lambda v: A * v, tiny, 2)
+    torch.testing.assert_close(x, tiny / A)
+
+
 def test_gradient_of_the_surrogate_at_the_old_parameters_is_the_policy_gradient():
     agent = new_agent()
     parameters, _ = parameters_of(agent)
@@ -204,6 +213,14 @@ def test_step_is_the_natural_gradient_as_long_as_max_kl_allows(max_kl):
     assert gain >= 0.1 * (gradient @ (after - before)).item() > 0
     assert report["losses/surrogate_after"] == pytest.approx(trpo.surrogate(agent, *batch).item())
     assert report["trust_region/max_kl"] == max_kl
+    at_once = after.clone()
+    for halvings in range(report["trust_region/halvings"]):  # the longer ones didn't serve
+        fraction = 0.5**halvings
+        after.copy_(before + fraction * step)
+        gain = trpo.surrogate(agent, *batch).item() - report["losses/surrogate_before"]
+        enough = gain >= 0.1 * fraction * (gradient @ step).item()
+        assert not enough or mean_kl(agent, batch[0], *old) > max_kl
+    after.copy_(at_once)
 
 
 REJECTED = {
@@ -277,3 +294,20 @@ def test_fisher_matrix_is_estimated_from_a_fraction_of_the_batch(
     (subset,) = subsets
     assert len(subset) == size == len(set(subset.tolist())) and max(subset) < 256
     assert np.all(np.asarray(subset) >= 0)
+
+
+def test_tiny_gradients_of_the_value_are_not_blown_up():
+    """Clipped as torch.nn.utils.clip_grad_norm_ does it."""
+    args = trpo.Args(max_grad_norm=math.inf)
+    torch.manual_seed(1)
+    agent, obs = trpo.Agent(5, 2, args), torch.randn(64, 5)
+    nn.init.zeros_(agent.value[4].weight)
+    parameters = list(agent.value.parameters())
+    minibatch = obs, torch.zeros(64), torch.full((64,), 1e-8)
+    free = trpo.value_gradient(agent, parameters, args, torch.tensor(0.2), minibatch)[0]
+    assert 0 < free.norm() < 5e-7
+    for limit in 1e-8, 0.5:
+        args = trpo.Args(max_grad_norm=limit)
+        clipped = trpo.value_gradient(agent, parameters, args, torch.tensor(0.2), minibatch)[0]
+        expected = free * min(1.0, limit / (free.norm().item() + 1e-6))
+        torch.testing.assert_close(clipped, expected, rtol=1e-4, atol=0)

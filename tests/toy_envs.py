@@ -1,4 +1,4 @@
-"""Environments whose right answers are known: Toy, and five probes with continuous actions."""
+"""Environments whose right answers are known: Toy, five probes with continuous actions, Choices."""
 
 import gymnasium as gym
 import numpy as np
@@ -86,9 +86,42 @@ class ObservationActionReward(ObservationReward):
         return -((action - 0.5 * obs) ** 2)
 
 
+class Choices(gym.Env):
+    """The observation is -1 or 1, an episode is one step, and its reward the number of components
+    with the right choice: the first one at -1, the last one at 1.
+
+    `nvec` is a number for a Discrete space. `masks`: "-1" and "1" -> what info's mask is there.
+    `Choices.sent` holds (observation, action) of every step of any Choices, until a test clears it.
+    """
+
+    sent: list = []
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, nvec=(3, 2), start=0, masks=None):
+        self.masks, self.last, self.start = masks, np.array(nvec) - 1, start
+        kind = gym.spaces.Discrete if isinstance(nvec, int) else gym.spaces.MultiDiscrete
+        self.action_space = kind(nvec, start=np.full_like(nvec, start)[()])
+
+    def observe(self):
+        self.obs = int(self.np_random.choice([-1, 1]))
+        mask = {} if self.masks is None else {"action_mask": np.int8(self.masks[str(self.obs)])}
+        return np.float32([self.obs]), mask
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observe()
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        Choices.sent.append((self.obs, action))
+        right = action - self.start == (self.last if self.obs == 1 else 0)
+        obs, info = self.observe()
+        return obs, float(np.sum(right)), True, False, info
+
+
 def register():
     """Register all of them as ClassName-v0, and Bounds-v0, a Toy with four kinds of bounds."""
-    for cls in (Toy, ConstantReward, ObservationReward, DelayedReward, ActionReward):
+    for cls in (Toy, ConstantReward, ObservationReward, DelayedReward, ActionReward, Choices):
         gym.register(f"{cls.__name__}-v0", cls, disable_env_checker=True)
     gym.register("ObservationActionReward-v0", ObservationActionReward, disable_env_checker=True)
     bounds = {"low": (0, 0, -np.inf, 2), "high": (5, 5, np.inf, 2)}
