@@ -12,6 +12,7 @@ import pytest
 import torch
 
 SCRIPTS = ["ppo_continuous", "ppo_minimal_no_tricks", "trpo_continuous", "ppo_multidiscrete"]
+ALL = [*SCRIPTS, "ppo_atari", "ppo_atari_lstm"]  # where the environment doesn't matter
 GRADIENTS = {  # the function whose losses end with the norm of its gradients
     "ppo_continuous": "policy_and_value_gradients",
     "trpo_continuous": "value_gradient",
@@ -61,6 +62,13 @@ gym.register("CommandLineToy-v0", lambda **kwargs: Toy(**kwargs))
 
 def toy(**kwargs):
     return ["--env-id", "CommandLineToy-v0", "--env-kwargs", json.dumps(kwargs)]
+
+
+def usable(script):
+    """A command line of the script that would train."""
+    if hasattr(script.Args, "env_kwargs"):
+        return [*toy(), *TINY]
+    return ["--env-id", "PongNoFrameskip-v4", *TINY, "--total-timesteps", "512"]
 
 
 @pytest.fixture(params=SCRIPTS)
@@ -127,8 +135,10 @@ def test_discrete_actions_are_refused_where_continuous_ones_are_wanted(command):
 
 MAY_BE_INFINITE = "max_grad_norm clip_coef clip_value_coef clip_obs clip_reward"
 MAY_BE_ZERO = "seed gamma gae_lambda kl_coef vf_coef ent_coef cg_damping max_halvings min_gain"
+MAY_BE_ZERO += " noop_max sticky_actions"
 
 
+@pytest.mark.parametrize("script", ALL, indirect=True)
 @pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "-inf"])
 def test_number_out_of_range_is_one_line(script, command, value):
     for field in script.dataclasses.fields(script.Args):
@@ -140,7 +150,7 @@ def test_number_out_of_range_is_one_line(script, command, value):
         if value == "inf" and field.name in MAY_BE_INFINITE.split():
             continue
         option = "--" + field.name.replace("_", "-")
-        result = status, error, runs = command(*toy(), *TINY, f"{option}={value}")
+        result = status, error, runs = command(*usable(script), f"{option}={value}")
         if "float" in str(field.type) or value in ("-1", "0"):
             assert_refused(result, option)
         else:  # tyro's own box
@@ -153,12 +163,14 @@ def test_value_rate_of_trpo_is_a_number(command):
     assert_refused(command(*toy(), *TINY, option, "None"), option, "type a number")
 
 
+@pytest.mark.parametrize("script", ALL, indirect=True)
 @pytest.mark.parametrize("option", ["--init=zeros", "--activation=gelu", "--nonsense", "--seed=x"])
-def test_unknown_option_or_choice_has_status_2(command, option):
-    status, error, runs = command(*toy(), *TINY, option)
+def test_unknown_option_or_choice_has_status_2(script, command, option):
+    status, error, runs = command(*usable(script), option)
     assert status == 2 and not runs and option.split("=")[0] in error
 
 
+@pytest.mark.parametrize("script", ALL, indirect=True)
 @pytest.mark.parametrize(
     "option, answer",
     [
@@ -175,6 +187,7 @@ def test_option_of_cleanrl_says_where_it_is(command, option, answer):
     assert_refused(command(*option), answer)
 
 
+@pytest.mark.parametrize("script", ALL, indirect=True)
 def test_resume_of_what_is_no_run(command, tmp_path):
     assert_refused(command("--resume", str(tmp_path / "nothing")), "nothing", "no run directory")
     (tmp_path / "config.json").write_text("{")

@@ -45,7 +45,7 @@ def test_taking_an_entry_out_makes_its_test_fail(script, entry, text, replacemen
     (tmp_path / f"{script}.py").write_text(changed)
     group, digits = entry.split()
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider"]
+        [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider"]
         + ["-k", f"test_{group}_{int(digits):02}_", FOLDER / f"{TESTS[script]}.py"],
         env=os.environ | {"PPO_SCRIPTS_DIR": str(tmp_path)},
         capture_output=True,
