@@ -93,17 +93,20 @@ class Policy:
         self.begin()
 
     def begin(self):
-        """Forget the last episode, before a new one, if the policy has a memory."""
+        """Forget the last episode, before a new one; only a policy with an LSTM needs it."""
         if hasattr(self.agent, "initial_state"):
             self.state = self.agent.initial_state(1)
 
     def make_env(self, **kwargs):
         """The gymnasium environment of the run; with render_mode="human" one watches it."""
-        return self.Environment(self.args, **kwargs).env
+        self.environment = self.Environment(self.args, **kwargs)
+        return self.environment.env
 
     def __call__(self, raw_obs, stochastic=False, info=None):
         """Observation (and info, if masks count) of the environment -> action for its `step`"""
         env = self.environment
+        if self.is_atari:
+            return self.act(raw_obs, stochastic)
         env.obs, env.info = raw_obs, info or {}
         return env.sent(self.act(env.observe(raw_obs), stochastic))
 
@@ -116,8 +119,8 @@ class Policy:
         """
         if self.is_atari:
             if hasattr(self.agent, "initial_state"):
-                goes_on = torch.zeros(1, dtype=torch.bool)
-                logits, _, self.state = self.agent.step(obs[None], self.state, goes_on)
+                begins = torch.tensor([self.environment.lost_life])
+                logits, _, self.state = self.agent.step(obs[None], self.state, begins)
             else:
                 logits = self.agent(torch.from_numpy(obs[None]))[0]
             probabilities = logits.softmax(-1)
@@ -178,7 +181,8 @@ def play(policy, options):
         # A training's spawn keys are 0 and 1, so no episode of it ever starts with this seed.
         sequence = np.random.SeedSequence((options.seed, episode, 0), spawn_key=(2,))
         seed = int.from_bytes(sequence.generate_state(4).tobytes(), "little")  # 128 bits
-        obs, ends, episodic_return, length, writer = env.reset(seed), [False], 0.0, 0, None
+        obs, ends, episodic_return, length, writer = env.reset(seed=seed), [False], 0.0, 0, None
+        obs = obs[0] if policy.is_atari else obs
         policy.begin()
         while not any(ends):
             if folder is not None:
@@ -186,7 +190,7 @@ def play(policy, options):
                     writer = write_frame(writer, env.env, f"{folder}/{name}-{episode + 1}.mp4")
                 except Exception as error:
                     folder = no_video(error)
-            obs, reward, *ends = env.step(policy.act(obs, options.stochastic))
+            obs, reward, *ends = env.step(policy.act(obs, options.stochastic))[:4]
             episodic_return, length = episodic_return + float(reward), length + 1
         if writer is not None:
             with contextlib.suppress(OSError):  # a broken pipe, told of when it broke

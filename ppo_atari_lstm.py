@@ -939,21 +939,28 @@ def rom_path(env_id):
     return roms.get_rom_path(games[env_id])
 
 
-class WholeGames:
-    """Whole games with their raw rewards, as evaluate.py plays them."""
+class WholeGames(gym.Env):
+    """Whole games with their raw rewards, for evaluate.py and one's own code."""
 
-    metadata = {"render_fps": 15}  # 60 frames a second, of which every fourth is seen
+    metadata = {"render_fps": 15, "render_modes": ["rgb_array"]}  # of 60, every fourth is seen
 
     def __init__(self, args, render_mode=None):
         self.args = dataclasses.replace(args, episodic_life=False, clip_rewards=False)
+        self.forgets, self.lost_life, self.render_mode = args.episodic_life, False, render_mode
         self.env, self.num_actions = self, len(Game(self.args, 0).actions)
+        self.action_space = gym.spaces.Discrete(self.num_actions)
+        self.observation_space = gym.spaces.Box(0, 255, (args.frame_stack, 84, 84), np.uint8)
 
-    def reset(self, seed):
-        self.game = Game(self.args, seed % 2**31)
-        return self.game.reset()
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.game, self.lost_life = Game(self.args, int(self.np_random.integers(2**31))), False
+        return self.game.reset(), {}
 
     def step(self, action):
-        return self.game.step(action)
+        lives = self.game.lives
+        outcome = self.game.step(action)
+        self.lost_life = self.forgets and self.game.lives < lives  # an episode's end in training
+        return *outcome, {}
 
     def render(self):
         return self.game.ale.getScreenRGB()

@@ -89,6 +89,17 @@ def test_statistics_are_frozen_and_actions_are_the_scripts_own(script, run):
     assert np.array_equal(first, mean.clip(-1, 1))
 
 
+def test_ones_own_code_plays_the_runs_environment(script, run):
+    policy = evaluate.load_policy(run)
+    env = policy.make_env()
+    obs, info = env.reset(seed=0)
+    for _ in range(5):
+        action = policy(obs, info=info)
+        assert env.action_space.contains(action)
+        obs, reward, terminated, truncated, info = env.step(action)
+    assert env.observation_space.contains(obs) and not (terminated or truncated)
+
+
 @pytest.mark.parametrize("script", CONTINUOUS, indirect=True)
 @pytest.mark.parametrize("clips", [True, False])
 def test_actions_are_clipped_as_in_training(script, copy, clips):
