@@ -14,9 +14,9 @@ Optimization". E1-E9: the code-level optimizations of Engstrom et al. (2020).
 Holds: core 1-13, continuous 4, continuous 6-9, multidiscrete 1, aux 1, aux 3-4
 Leaves out: continuous 1-3, continuous 5, atari 1-9, lstm 1-5, aux 2
 
-An action is one choice for each of A components, out of at most K. MultiDiscrete spaces are that,
+An action is one choice for each of A components, out of at most C. MultiDiscrete spaces are that,
 Discrete ones have one component, and a Box gets --bins choices a number (Tang and Agrawal 2020,
-"Discretizing Continuous Action Space for On-Policy Optimization"). Components with fewer than K
+"Discretizing Continuous Action Space for On-Policy Optimization"). Components with fewer than C
 choices are padded, and the padding is masked like choices that aren't allowed.
 
 Shapes: T steps of a rollout, N environments, B = T * N batch, M minibatch, O observation. A bare
@@ -191,7 +191,7 @@ class Agent(nn.Module):
             return [first, activation(), second, activation()]
 
         # [no continuous 1] [no continuous 2] The policy network gives the logits of all choices,
-        # A * K in a row: no mean, and no standard deviation beside it.
+        # A * C in a row: no mean, and no standard deviation beside it.
         policy_hidden = hidden()
         logits_head = initialized(nn.Linear(64, action_size), 0.01, args.init)
         self.policy = Layers(*policy_hidden, logits_head)
@@ -203,16 +203,16 @@ class Agent(nn.Module):
 
 
 def masked_logits(logits, mask):
-    """The logits (B, A * K) where mask (B, A, K) is true, a very negative number elsewhere."""
+    """The logits (B, A * C) where mask (B, A, C) is true, a very negative number elsewhere."""
     # [aux 4] Invalid-action masking: exp(-1e8) is 0, so such a choice has probability 0 and adds
     # nothing to the entropy, and its logit gets no gradient. (-inf would make the entropy NaN.)
     return torch.where(mask, logits.view(mask.shape), -1e8)
 
 
 def multidiscrete_log_prob(logits, action):
-    """log p(action) = sum over A of logits[action] - log sum over K of exp(logits).
+    """log p(action) = sum over A of logits[action] - log sum over C of exp(logits).
 
-    logits: (B, A, K); action: (B, A) -> (B,)
+    logits: (B, A, C); action: (B, A) -> (B,)
     """
     assert action.shape == logits.shape[:-1]
     # [multidiscrete 1] [no continuous 3] Independent components, one categorical distribution
@@ -221,12 +221,12 @@ def multidiscrete_log_prob(logits, action):
 
 
 def multidiscrete_entropy(logits):
-    """entropy = -sum over A and K of p * log p; (B, A, K) -> (B,)"""
+    """entropy = -sum over A and C of p * log p; (B, A, C) -> (B,)"""
     return -(logits.softmax(-1) * logits.log_softmax(-1)).sum((-2, -1))
 
 
 def choose(logits, noise, mask):
-    """The largest of logits + noise where mask allows; (N, A, K) each -> (N, A)
+    """The largest of logits + noise where mask allows; (N, A, C) each -> (N, A)
 
     If the noise is Gumbel's, -log(-log(uniform)), this draws from softmax(logits).
     """
@@ -318,10 +318,10 @@ def train(args):
     device = choose_device(args.cuda)
     T, N = args.num_steps, args.num_envs
     envs = [DiscreteEnvironment(args) for _ in range(N)]
-    O, (A, K) = envs[0].observation_size, envs[0].choices.shape
+    O, (A, C) = envs[0].observation_size, envs[0].choices.shape
 
     torch.manual_seed(args.seed)  # of the initial weights
-    agent = Agent(O, A * K, args).to(device)
+    agent = Agent(O, A * C, args).to(device)
     generator = torch.Generator().manual_seed(args.seed)  # of actions and minibatches
     # One vector holds all parameters, and the network's own become views of it: so Adam moves one
     # tensor instead of twelve, which is faster.
@@ -354,17 +354,17 @@ def train(args):
 
             # ---- Rollout ----
             obs, action = np.zeros((T, N, O), np.float32), np.zeros((T, N, A), np.int64)
-            mask = np.zeros((T, N, A, K), bool)  # the choices that there were at each step
+            mask = np.zeros((T, N, A, C), bool)  # the choices that there were at each step
             raw_reward, (terminated, truncated) = np.zeros((T, N)), np.zeros((2, T, N), bool)
             final_obs = []
             policy = numpy_policy(agent)
-            noise = torch.empty(T, N, A, K).exponential_(generator=generator)
+            noise = torch.empty(T, N, A, C).exponential_(generator=generator)
             noise = -noise.log().numpy()  # Gumbel's: such draws are minus logs of uniform ones
             for t in range(T):
                 run.global_step += N
                 obs[t] = next_observation
                 mask[t] = [env.mask() for env in envs]
-                action[t] = choose(policy(next_observation).reshape(N, A, K), noise[t], mask[t])
+                action[t] = choose(policy(next_observation).reshape(N, A, C), noise[t], mask[t])
                 # [no continuous 5] There is nothing to clip: a choice is always one of those sent.
                 for n in range(N):
                     outcome = envs[n].step(action[t, n])
@@ -963,7 +963,7 @@ def numpy_policy(agent):
 
 
 def action_choices(space, bins):
-    """What each choice of each component sends, (A, K), and which of them there are, (A, K).
+    """What each choice of each component sends, (A, C), and which of them there are, (A, C).
 
     Box: low + k * (high - low) / (bins - 1); other spaces: start + k
     """
@@ -977,7 +977,7 @@ def action_choices(space, bins):
 
 
 class DiscreteEnvironment(Environment):
-    """An Environment that takes one choice for each of A components, out of at most K."""
+    """An Environment that takes one choice for each of A components, out of at most C."""
 
     def take_actions(self, space, args):
         """Take up the space of the actions, or raise BadInput."""
@@ -998,7 +998,7 @@ class DiscreteEnvironment(Environment):
 
     @guarded
     def mask(self):
-        """Which choices there are now, (A, K): with --mask-actions as info["action_mask"] has it"""
+        """Which choices there are now, (A, C): with --mask-actions as info["action_mask"] has it"""
         if not self.mask_actions:
             return self.valid
         given, mask = self.info.get("action_mask"), np.zeros_like(self.valid)

@@ -281,7 +281,7 @@ MULTIDISCRETE = {
     "multidiscrete 1": [
         ("action[..., None])[..., 0].sum(-1)", "action[..., None])[..., 0].mean(-1)"),
         ("logits.log_softmax(-1)).sum((-2, -1))", "logits.log_softmax(-1)).sum(-1).mean(-1)"),
-        ("torch.empty(T, N, A, K)", "torch.empty(T, N, 1, K)"),
+        ("torch.empty(T, N, A, C)", "torch.empty(T, N, 1, C)"),
     ],
     "aux 4": [
         ("torch.where(mask, logits.view(mask.shape), -1e8)", "logits.view(mask.shape)"),
