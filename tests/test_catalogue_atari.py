@@ -538,6 +538,27 @@ def test_aux_03_the_smallest_target_kl_allows_exactly_one_step(observe):
         assert state["step"].item() == steps
 
 
+def test_bfloat16_computes_nearly_the_same_and_weights_stay_float32(observe):
+    agent = ppo.Agent(4, ppo.Args())
+    obs = torch.randint(256, (16, 4, 84, 84), dtype=torch.uint8)
+    with ppo.autocast(True, obs.device):
+        logits, value = agent(obs)
+        assert agent.body(obs.float() / 255.0).dtype == torch.bfloat16
+    exact_logits, exact_value = agent(obs)
+    assert logits.dtype == value.dtype == torch.float32
+    torch.testing.assert_close(logits, exact_logits, rtol=0, atol=1e-3)
+    torch.testing.assert_close(value, exact_value, rtol=0, atol=0.05)
+    assert not torch.equal(value, exact_value)
+    exact, rounded = observe(total_timesteps=16).calls[0], observe(bf16=True).calls[0]
+    cosine = torch.cosine_similarity(exact.gradient, rounded.gradient, dim=0)
+    assert rounded.gradient.dtype == torch.float32 and 0.99 < cosine < 1
+
+
+def test_frames_lie_channels_last_in_memory(observe):
+    for call in observe().calls:
+        assert call.minibatch[0].is_contiguous(memory_format=torch.channels_last)
+
+
 def test_a_game_is_cut_at_its_frames_and_truncated():
     game = new_game("PongNoFrameskip-v4", max_frames=200)
     game.reset()

@@ -26,7 +26,7 @@ GAMES = "--env-id PongNoFrameskip-v4 --max-frames 100 --noop-max 1 --num-steps 6
 SMALL |= dict.fromkeys(ATARI, f"{GAMES} --num-envs 1 --num-minibatches 1")
 SMALL = {name: f"{options} --update-epochs 1".split() for name, options in SMALL.items()}
 FULL = ["ppo_continuous", "trpo_continuous"]  # with --heldout
-COMPILED = [*FULL, "ppo_multidiscrete"]  # with --compile
+COMPILED = [*FULL, "ppo_multidiscrete", "ppo_atari"]  # with --compile
 RATES = dict.fromkeys(("ppo_continuous", "ppo_multidiscrete", *ATARI), "learning_rate")
 RATES |= {"trpo_continuous": "value_learning_rate"}
 TAGS = {  # beside the episodes' and SPS; the names of CleanRL where it has one
@@ -169,6 +169,24 @@ def test_compiled_update_equals_eager_and_itself(start):
     assert_same_training(*compiled)
     for x, y in zip(weights(eager).values(), weights(compiled[0]).values()):
         torch.testing.assert_close(x, y, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("script", COMPILED, indirect=True)
+def test_without_a_gpu_cuda_is_a_line_and_trains_on_the_processor(start, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    one = start(updates=1)
+    capsys.readouterr()
+    other = start("--cuda", updates=1)
+    assert "--cuda: there is no CUDA device" in capsys.readouterr().out
+    assert_same_training(one, other)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("script", COMPILED, indirect=True)
+def test_a_gpu_trains_like_the_processor(start):
+    one, other = start(updates=1), start("--cuda", updates=1)
+    for x, y in zip(weights(one).values(), weights(other).values()):
+        torch.testing.assert_close(x, y.cpu(), atol=1e-3, rtol=0)
 
 
 # ---- Interrupted runs ----
