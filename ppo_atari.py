@@ -511,7 +511,8 @@ def batch_sizes(args):
     batch = f"the batch of --num-envs x --num-steps = {B} steps"
     if B % args.num_minibatches or M < 2:
         parts = f"--num-minibatches {args.num_minibatches} equal parts of at least 2 steps"
-        raise BadInput(f"{batch} can't be cut into {parts}; type a divisor of {B}.")
+        cure = f"type a divisor of {B} up to {B // 2}" if B > 1 else "type a larger --num-steps"
+        raise BadInput(f"{batch} can't be cut into {parts}; {cure}.")
     if K < 1:
         total = f"--total-timesteps is {args.total_timesteps}"
         raise BadInput(f"{total}, less than {batch}; type {B} or more.")
@@ -792,8 +793,9 @@ class Run:
             where = f"at global step {self.global_step}, update {self.update + 1}"
             error.args = (f"{error} ({where}, seed {self.args.seed})",)
         elif error is None:
-            mean = np.mean(self.last_returns) if self.last_returns else math.nan
-            print(f"mean return of the last {len(self.last_returns)} episodes: {mean:.1f}")
+            count, mean = len(self.last_returns), np.mean(self.last_returns or math.nan)
+            ended = f"mean return of the last {count} episodes: {mean:.1f}"
+            print(ended if count else "no episode has ended yet")
             print(f"python evaluate.py {shlex.quote(str(self.directory))}")
         if isinstance(error, (Interrupted, KeyboardInterrupt)):
             print(f"go on with: {resume}", file=sys.stderr)
@@ -883,10 +885,11 @@ def rom_path(env_id):
     """The file of an Atari id's game, or BadInput with the closest names."""
     gym.register_envs(ale_py)
     games = {x: spec.kwargs["game"] for x, spec in gym.registry.items() if "game" in spec.kwargs}
-    if env_id not in games:
-        close = difflib.get_close_matches(env_id, games, cutoff=0.5) or sorted(games)[:3]
-        raise BadInput(f"--env-id {env_id} is no Atari game; close are {', '.join(close)}.")
-    return roms.get_rom_path(games[env_id])
+    name = env_id.removeprefix("ale_py:")
+    if name not in games:
+        close = difflib.get_close_matches(name, games, cutoff=0.5) or sorted(games)[:3]
+        raise BadInput(f"--env-id {env_id!r} is no Atari game; close are {', '.join(close)}.")
+    return roms.get_rom_path(games[name])
 
 
 class WholeGames(gym.Env):
@@ -922,7 +925,8 @@ def join_processes(args):
     steps = args.num_envs // world * args.num_steps
     if args.num_envs % world or steps % args.num_minibatches or steps // args.num_minibatches < 2:
         each = f"{world} processes with {args.num_minibatches} equal minibatches each"
-        raise BadInput(f"--num-envs {args.num_envs} can't be shared by {each}; type {8 * world}.")
+        cure = f"type a multiple of {2 * world * args.num_minibatches}"
+        raise BadInput(f"--num-envs {args.num_envs} can't be shared by {each}; {cure}.")
     if world > 1 and not dist.is_initialized():
         on_gpu = args.cuda and torch.cuda.is_available()
         if on_gpu:
@@ -935,14 +939,15 @@ class SharedRun(Run):
     """The Run of all processes: rank 0 keeps the directory, and the others write nothing."""
 
     def __enter__(self):
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.rank, self.parent = dist.get_rank() if dist.is_initialized() else 0, os.getppid()
         if self.rank == 0:
             super().__enter__()
         if dist.is_initialized():
             counters_and_parts = [self.state if self.rank == 0 else None]
             dist.broadcast_object_list(counters_and_parts)
         if self.rank > 0:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides, after its update
+            for number in signal.SIGINT, signal.SIGTERM:
+                signal.signal(number, signal.SIG_IGN)  # rank 0 decides, after its update
             counters, parts = (counters_and_parts[0][name] for name in ("counters", "parts"))
             self.update, self.global_step = counters["update"], counters["global_step"]
             self.restart = self.update
@@ -960,14 +965,26 @@ class SharedRun(Run):
             self.last_returns.extend(row[2] for rows in episodes[1:] for row in rows)
             values = averaged(torch.tensor(list(report.values()), dtype=torch.float64))
             report = dict(zip(report, values.tolist()))
-        if self.rank == 0:
-            super().end_update(report)
-        else:
-            self.update, self.episodes = self.update + 1, []
+            if os.getppid() != self.parent:  # torchrun is gone
+                self.signal = self.signal or signal.SIGTERM
+        stops = [True]
+        try:
+            if self.rank == 0:
+                super().end_update(report)
+            else:
+                self.update, self.episodes = self.update + 1, []
+            stops = [False]
+        finally:
+            if dist.is_initialized():
+                dist.broadcast_object_list(stops)
+        if stops[0]:
+            raise Interrupted("rank 0 has stopped")
 
     def __exit__(self, kind, error, trace):
         if self.rank == 0:
             super().__exit__(kind, error, trace)
+        if dist.is_initialized() and isinstance(error, RuntimeError):
+            raise RunFailed("another process of this run has ended") from None
 
 
 def keep_freed_memory():

@@ -262,7 +262,8 @@ def batch_sizes(args):
     batch = f"the batch of --num-envs x --num-steps = {B} steps"
     if B % args.num_minibatches or M < 2:
         parts = f"--num-minibatches {args.num_minibatches} equal parts of at least 2 steps"
-        raise BadInput(f"{batch} can't be cut into {parts}; type a divisor of {B}.")
+        cure = f"type a divisor of {B} up to {B // 2}" if B > 1 else "type a larger --num-steps"
+        raise BadInput(f"{batch} can't be cut into {parts}; {cure}.")
     if K < 1:
         total = f"--total-timesteps is {args.total_timesteps}"
         raise BadInput(f"{total}, less than {batch}; type {B} or more.")
@@ -543,8 +544,9 @@ class Run:
             where = f"at global step {self.global_step}, update {self.update + 1}"
             error.args = (f"{error} ({where}, seed {self.args.seed})",)
         elif error is None:
-            mean = np.mean(self.last_returns) if self.last_returns else math.nan
-            print(f"mean return of the last {len(self.last_returns)} episodes: {mean:.1f}")
+            count, mean = len(self.last_returns), np.mean(self.last_returns or math.nan)
+            ended = f"mean return of the last {count} episodes: {mean:.1f}"
+            print(ended if count else "no episode has ended yet")
             print(f"python evaluate.py {shlex.quote(str(self.directory))}")
         if isinstance(error, (Interrupted, KeyboardInterrupt)):
             print(f"go on with: {resume}", file=sys.stderr)

@@ -2,10 +2,12 @@
 letter is guarded by test_catalogue_continuous.py."""
 
 import dataclasses
+import fcntl
 import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -529,6 +531,30 @@ def test_aux_02_processes_move_one_set_of_weights_by_the_mean_of_their_gradients
     torch.testing.assert_close(united, one["weights", "prepared"], rtol=0, atol=1e-5)
     assert not {*first["games"][1:3]} & {*second["games"][1:3]}, "each plays games of its own"
     assert len(list((tmp_path / "runs").iterdir())) == 3, "only rank 0 has directories"
+
+
+def test_aux_02_all_processes_stop_after_the_update_in_which_one_is_told_to(tmp_path):
+    settings = "--num-envs 4 --num-steps 16 --num-minibatches 2 --threads 1 --update-epochs 1"
+    options = [*settings.split(), "--total-timesteps", "64000", "--runs-dir", tmp_path]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([*torchrun, ppo.__file__, *options], **pipes)
+    try:
+        deadline, updates = time.monotonic() + 120, []
+        while time.monotonic() < deadline and len(updates) < 3 and process.poll() is None:
+            updates = [row for path in tmp_path.glob("*/updates.csv") for row in open(path)]
+            time.sleep(0.1)
+        process.terminate()
+        error = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert "go on with: python ppo_atari.py --resume" in error
+    assert "Connection closed" not in error and "averaged" not in error
+    (run,) = tmp_path.iterdir()
+    counters = torch.load(run / "checkpoint.pt", weights_only=True)["counters"]
+    assert 2 <= counters["update"] == len((run / "updates.csv").read_text().splitlines()) - 1
+    with open(run / "lock") as lock:  # nobody is left who would hold it
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_aux_03_the_smallest_target_kl_allows_exactly_one_step(observe):

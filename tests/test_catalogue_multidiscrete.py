@@ -205,7 +205,18 @@ def test_aux_04_a_state_without_any_choice_is_an_error_that_names_it(fails):
 )
 def test_aux_04_a_missing_or_misfitting_mask_is_one_line(fails, masks, words):
     status, line = fails("--mask-actions", **options(masks=masks))
-    assert status == 1 and words in line and "wants an action_mask of 5 numbers" in line, line
+    assert status == 1 and words in line and "wants a flat action_mask of 5 numbers" in line, line
+
+
+def test_aux_04_a_mask_may_be_a_tuple_and_holds_nothing_but_0_and_1():
+    env = new_environment(env_id="Choices-v0", mask_actions=True)
+    env.reset(1)
+    env.info = {"action_mask": (np.int8([1, 0, 1]), np.int8([0, 1]))}
+    assert env.mask().tolist() == [[True, False, True], [False, True, False]]
+    for wrong in np.nan, -1, 2:
+        env.info = {"action_mask": np.array([1, wrong, 1, 0, 1])}
+        with pytest.raises(ppo.RunFailed, match="isn't all 0 and 1"):
+            env.mask()
 
 
 def test_aux_04_taxi_gives_its_masks():
