@@ -131,11 +131,14 @@ def stable_baselines3(module, algorithm, settings, setting, steps):
 
 def stable_baselines3_cnn(setting, steps):
     """Marks of Stable-Baselines3's PPO with the settings of ppo_atari.py."""
+    import ale_py
+    import gymnasium as gym
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.vec_env import VecFrameStack
 
+    gym.register_envs(ale_py)
     torch.set_num_threads(setting.cores)
     env = VecFrameStack(make_atari_env(setting.task, n_envs=8, seed=1), n_stack=4)
     settings = {"n_steps": setting.batch // 8, "batch_size": 256, "n_epochs": 4, "ent_coef": 0.01}

@@ -633,7 +633,7 @@ def test_whole_games_are_those_of_evaluation():
     env.reset(seed=2**100 + 7)
     ends = []
     for _ in range(2000):
-        _, _, terminated, truncated = env.step(RANDOM.integers(env.num_actions))
+        _, _, terminated, truncated, _ = env.step(RANDOM.integers(env.num_actions))
         ends.append(terminated or truncated)
         if ends[-1]:
             break
