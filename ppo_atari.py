@@ -330,7 +330,10 @@ def train(args):
         # [core 1] Vectorized architecture: N games step in lockstep, and they go on over the
         # borders of the rollouts.
         games = [Game(args, run.env_seed(rank * N + n) % 2**31) for n in range(N)]
-        next_obs = np.stack([game.reset() for game in games])
+        # In memory the C values of a pixel lie side by side ("channels last"): so a processor
+        # convolves fastest.
+        next_obs = np.zeros((N, 84, 84, args.frame_stack), np.uint8).transpose(0, 3, 1, 2)
+        next_obs[:] = [game.reset() for game in games]
 
         for update in range(run.update + 1, args.num_updates + 1):
             # [core 4] Learning-rate annealing (E4): factor 1 at the first update, 1/K at the last.
@@ -343,25 +346,24 @@ def train(args):
             limits = torch.tensor(clips).to(device).unbind()
 
             # ---- Rollout ----
-            # In memory the C values of a pixel lie side by side ("channels last"): so a processor
-            # convolves fastest.
             obs = np.zeros((T, N, 84, 84, args.frame_stack), np.uint8).transpose(0, 1, 4, 2, 3)
             reward, (terminated, truncated) = np.zeros((T, N)), np.zeros((2, T, N), bool)
             action, log_prob, value, cut = [], [], [], {}
-            for t in range(T):
-                run.global_step += args.num_envs
-                obs[t] = next_obs
-                with torch.inference_mode(), autocast(args.bf16, device):
+            # One context for all steps, as it keeps the weights that it has rounded to bfloat16.
+            with torch.no_grad(), autocast(args.bf16, device):
+                for t in range(T):
+                    run.global_step += args.num_envs
+                    obs[t] = next_obs
                     logits, state_value = agent(torch.from_numpy(next_obs).to(device))
                     logits = logits.cpu()
                     drawn = logits.softmax(-1).multinomial(1, generator=generator)[:, 0]
-                action.append(drawn)
-                log_prob.append(categorical_log_prob(logits, drawn))
-                value.append(state_value)
-                for n, a in enumerate(drawn.tolist()):
-                    outcome = games[n].step(a)
-                    next_obs[n], reward[t, n], terminated[t, n], truncated[t, n] = outcome
-                    if games[n].is_over or truncated[t, n]:
+                    action.append(drawn)
+                    log_prob.append(categorical_log_prob(logits, drawn))
+                    value.append(state_value)
+                    outcomes = [game.step(a) for game, a in zip(games, drawn.tolist())]
+                    frames, reward[t], terminated[t], truncated[t] = zip(*outcomes)
+                    next_obs[:] = frames
+                    for n in np.flatnonzero([game.is_over for game in games] | truncated[t]):
                         run.episode(games[n].episode_return, games[n].episode_length)
                         cut[t, n] = next_obs[n].copy()
                         next_obs[n] = games[n].reset()

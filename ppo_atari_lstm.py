@@ -370,7 +370,10 @@ def train(args):
         # [core 1] Vectorized architecture: N games step in lockstep, and they go on over the
         # borders of the rollouts.
         games = [Game(args, run.env_seed(rank * N + n) % 2**31) for n in range(N)]
-        next_obs = np.stack([game.reset() for game in games])
+        # In memory the C values of a pixel lie side by side ("channels last"): so a processor
+        # convolves fastest.
+        next_obs = np.zeros((N, 84, 84, args.frame_stack), np.uint8).transpose(0, 3, 1, 2)
+        next_obs[:] = [game.reset() for game in games]
         state = agent.initial_state(N).to(device)
         next_begins = torch.zeros(N, dtype=torch.bool, device=device)
         goes_on = next_begins[:1]
@@ -386,34 +389,33 @@ def train(args):
             limits = torch.tensor(clips).to(device).unbind()
 
             # ---- Rollout ----
-            # In memory the C values of a pixel lie side by side ("channels last"): so a processor
-            # convolves fastest.
             obs = np.zeros((T, N, 84, 84, args.frame_stack), np.uint8).transpose(0, 1, 4, 2, 3)
             reward, (terminated, truncated) = np.zeros((T, N)), np.zeros((2, T, N), bool)
             action, log_prob, value, begins, cut = [], [], [], [], {}
             # [lstm 5] Reconstruct states in training: the one before the rollout is kept, and from
             # it a minibatch computes those that follow, with the weights as they are by then.
             first_state = state
-            for t in range(T):
-                run.global_step += args.num_envs
-                obs[t] = next_obs
-                begins.append(next_begins)
-                with torch.inference_mode(), autocast(args.bf16, device):
+            # One context for all steps, as it keeps the weights that it has rounded to bfloat16.
+            with torch.no_grad(), autocast(args.bf16, device):
+                for t in range(T):
+                    run.global_step += args.num_envs
+                    obs[t] = next_obs
+                    begins.append(next_begins)
                     logits, state_value, state = agent.step(next_obs, state, next_begins)
                     logits = logits.cpu()
                     drawn = logits.softmax(-1).multinomial(1, generator=generator)[:, 0]
-                action.append(drawn)
-                log_prob.append(categorical_log_prob(logits, drawn))
-                value.append(state_value)
-                for n, a in enumerate(drawn.tolist()):
-                    outcome = games[n].step(a)
-                    next_obs[n], reward[t, n], terminated[t, n], truncated[t, n] = outcome
-                    if games[n].is_over or truncated[t, n]:
+                    action.append(drawn)
+                    log_prob.append(categorical_log_prob(logits, drawn))
+                    value.append(state_value)
+                    outcomes = [game.step(a) for game, a in zip(games, drawn.tolist())]
+                    frames, reward[t], terminated[t], truncated[t] = zip(*outcomes)
+                    next_obs[:] = frames
+                    for n in np.flatnonzero([game.is_over for game in games] | truncated[t]):
                         run.episode(games[n].episode_return, games[n].episode_length)
                         cut[t, n] = next_obs[n].copy(), state[:, n, None]
                         next_obs[n] = games[n].reset()
-                # An episode ends with a life too, and so does what is remembered.
-                next_begins = torch.from_numpy(terminated[t] | truncated[t]).to(device)
+                    # An episode ends with a life too, and so does what is remembered.
+                    next_begins = torch.from_numpy(terminated[t] | truncated[t]).to(device)
 
             # ---- Advantages ----
             # The value of what a step led to is that of the next step's observation, but for the

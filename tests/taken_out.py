@@ -177,9 +177,8 @@ ATARI = {
     "core 1": [
         ("run.env_seed(rank * N + n) % 2**31", "0"),
         (
-            "            for t in range(T):\n                run.global_step += args.num_envs\n",
-            "            next_obs = np.stack([game.reset() for game in games])\n"
-            "            for t in range(T):\n                run.global_step += args.num_envs\n",
+            "            # One context for all steps",
+            "            next_obs[:] = [game.reset() for game in games]\n            # One context",
         ),
     ],
     "core 2": [
@@ -237,7 +236,7 @@ ATARI = {
     ],
     "atari 3": [
         ("self.is_over or (lost_life and self.args.episodic_life)", "self.is_over"),
-        ("if games[n].is_over or truncated[t, n]:", "if terminated[t, n] or truncated[t, n]:"),
+        ("[game.is_over for game in games] | truncated[t]", "terminated[t] | truncated[t]"),
     ],
     "atari 4": [
         ("if lost_life and not self.is_over:\n            self.fire()", "pass"),
