@@ -1005,7 +1005,8 @@ class SharedRun(Run):
             self.restart = self.update
             for name in "agent", "optimizer":
                 load_part(self.parts[name], parts[name])
-            self.parts["generator"].manual_seed(self.env_seed(self.rank, stream=2) % 2**63)
+            if self.args.resume:  # the checkpoint has only that of rank 0
+                self.parts["generator"].manual_seed(self.env_seed(self.rank, stream=2) % 2**63)
         return self
 
     def end_update(self, report):

@@ -529,7 +529,9 @@ def test_aux_02_processes_move_one_set_of_weights_by_the_mean_of_their_gradients
         assert first["generator", kind] != second["generator", kind]
     united = first["weights", "prepared"]
     torch.testing.assert_close(united, one["weights", "prepared"], rtol=0, atol=1e-5)
-    assert not {*first["games"][1:3]} & {*second["games"][1:3]}, "each plays games of its own"
+    probe, *games = zip(first["games"][:3], second["games"][:3])
+    assert probe == (0, 0) and len(first["games"]) == 6, "two games each, in both trainings"
+    assert len({seed for pair in games for seed in pair}) == 4, "each plays games of its own"
     assert len(list((tmp_path / "runs").iterdir())) == 3, "only rank 0 has directories"
 
 
