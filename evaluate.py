@@ -58,6 +58,12 @@ def script_of(run):
     return script
 
 
+def environment_class(script):
+    """The class of the environments that a script's policy plays."""
+    names = "WholeGames", "DiscreteEnvironment", "Environment"
+    return next(getattr(script, name) for name in names if hasattr(script, name))
+
+
 class Policy:
     """The policy of a run, statistics frozen: call it with what `reset` and `step` return."""
 
@@ -67,8 +73,7 @@ class Policy:
             self.args = args = script.load_config(script.Args, run)
             self.is_atari = hasattr(script, "WholeGames")
             self.is_discrete = hasattr(script, "DiscreteEnvironment")
-            names = "WholeGames", "DiscreteEnvironment", "Environment"
-            self.Environment = next(getattr(script, x) for x in names if hasattr(script, x))
+            self.Environment = environment_class(script)
             self.environment = env = self.Environment(args)
         except script.BadInput as error:
             raise BadInput(str(error)) from None

@@ -195,8 +195,7 @@ def parse_settings(script, settings, task, where):
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             argv = ["--env-id", task, *command_options(settings)]
             args = script.parse_args(script.Args, argv)
-            names = "WholeGames", "DiscreteEnvironment", "Environment"
-            next(getattr(script, x) for x in names if hasattr(script, x))(args)
+            importlib.import_module("evaluate").environment_class(script)(args)
     except script.BadInput as error:
         raise BadInput(f"{where}: {error}") from None
     except SystemExit:

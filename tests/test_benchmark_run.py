@@ -21,6 +21,7 @@ import collect
 import run as benchmark
 from experiment import BadInput, cells_of, parse_seeds, read_experiment
 from test_engstrom_cells import CELLS
+from test_run_directory import wait_for
 
 EXPERIMENTS = sorted((ROOT / "benchmark/experiments").glob("*.toml"))
 MODULE = """
@@ -87,14 +88,6 @@ def started(argv):
 def rows(path):
     with open(path) as file:
         return list(csv.DictReader(file))
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return result
 
 
 def trainings(folder):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_run_directory import check_resumed, rows
+from test_run_directory import check_resumed, rows, wait_for
 
 import evaluate
 
@@ -77,14 +77,6 @@ def finished(original, tmp_path):
     return Path(shutil.copytree(original, tmp_path / "runs" / "run"))
 
 
-def wait_for(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    return result
-
-
 # ---- Faults of the machine ----
 
 
@@ -93,10 +85,10 @@ def check_killed(script, start, folder, kills, updates):
     draw, total = random.Random(1), str(64 * updates)
     options = [*SMALL, "--total-timesteps", total, "--checkpoint-every", "2"]
     process, error = start(*TASK, *options, "--runs-dir", folder)
-    run, done = wait_for(lambda: next(folder.glob("*/checkpoint.pt"), None)).parent, 0
+    run, done = wait_for(lambda: next(folder.glob("*/checkpoint.pt"), None), 120).parent, 0
     for _ in range(kills):
         if more := draw.choice([0, 0, 1, 2, 5]):
-            wait_for(lambda x=process, n=done + more: not x.is_alive() or updates_in(run) >= n)
+            wait_for(lambda x=process, n=done + more: not x.is_alive() or updates_in(run) >= n, 120)
         time.sleep(draw.uniform(0, 0.1))
         process.kill()
         process.join()
@@ -185,13 +177,13 @@ def test_full_disk_is_one_line_and_leaves_the_checkpoint_as_it_was(
 
 def test_of_two_processes_that_resume_a_run_one_is_refused(start, finished):
     begun = [start("--resume", finished, "--total-timesteps", "64000000") for _ in range(2)]
-    wait_for(lambda: any(process.exitcode is not None for process, _ in begun))
+    wait_for(lambda: any(process.exitcode is not None for process, _ in begun), 120)
     (refused,) = (x for x in begun if x[0].exitcode is not None)
     (trains,) = (x for x in begun if x is not refused)
     assert refused[0].exitcode == 2
     (line,) = refused[1].read_text().splitlines()
     assert "trained by another process" in line
-    wait_for(lambda: updates_in(finished) > 3)
+    wait_for(lambda: updates_in(finished) > 3, 120)
     trains[0].terminate()
     trains[0].join()
     assert trains[0].exitcode == 143

@@ -65,6 +65,15 @@ def start(script, tmp_path):
     return start
 
 
+def wait_for(condition, seconds=60):
+    """What the condition returns, as soon as it is true."""
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    return result
+
+
 def rows(run, name):
     with open(Path(run, f"{name}.csv")) as file:
         return list(csv.DictReader(file))
