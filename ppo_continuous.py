@@ -373,6 +373,8 @@ def train(args):
         sizes = [policy_size, len(vector) - policy_size]
     groups = [{"params": [x]} for x in vector.split(sizes)]
     optimizer = torch.optim.Adam(groups, eps=args.adam_eps, fused=True)
+    # Without the profiler's record of each step, which is a third of its time.
+    optimizer.step = functools.partial(type(optimizer).step.__wrapped__, optimizer)
     obs_statistics, scale_reward = RunningMeanStd(O), RewardScaling(args)
     kl_coef = torch.tensor(args.kl_coef)
     compute_gradients = compiled(policy_and_value_gradients, args.compile)

@@ -429,6 +429,8 @@ def train(args):
     # [core 3] Adam's epsilon is 1e-5.
     rate = args.value_learning_rate
     optimizer = torch.optim.Adam([value_vector], lr=rate, eps=args.adam_eps, fused=True)
+    # Without the profiler's record of each step, which is a third of its time.
+    optimizer.step = functools.partial(type(optimizer).step.__wrapped__, optimizer)
     obs_statistics, scale_reward = RunningMeanStd(O), RewardScaling(args)
     clip_value_coef = torch.tensor(args.clip_value_coef, device=device)
     compute_gradient = compiled(value_gradient, args.compile)
