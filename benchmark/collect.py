@@ -40,6 +40,15 @@ def final_reward(updates):
     return statistics.fmean(ended[-5:]) if ended else math.nan
 
 
+def steps_to_reach(level, episodes):
+    """Steps after which 100 episodes in a row first had a mean of this level; "" if never."""
+    returns = [float(row["episodic_return"]) for row in episodes]
+    for end in range(100, len(returns) + 1):
+        if statistics.fmean(returns[end - 100 : end]) >= level:
+            return episodes[end - 1]["global_step"]
+    return ""
+
+
 def changed_settings(cell):
     """The settings that differ from the script's defaults, as JSON."""
     defaults = cell.script.Args()
@@ -51,12 +60,16 @@ def changed_settings(cell):
     return json.dumps(changed)
 
 
-def summary(cell):
+def mean(returns):
+    return f"{statistics.fmean(returns) if returns else math.nan:.5g}"
+
+
+def summary(cell, reach=None):
     """The row of a finished run in runs.csv, and its rows in updates.csv."""
     run = cell.run()
     config = json.loads((run / "config.json").read_text())
     updates, episodes = rows_of(run / "updates.csv"), rows_of(run / "episodes.csv")
-    last_100 = [float(row["episodic_return"]) for row in episodes[-100:]]
+    returns = [float(row["episodic_return"]) for row in episodes]
     key = {"algorithm": cell.algorithm, "task": cell.task, "seed": str(cell.seed)}
     versions = " ".join(f"{name} {version}" for name, version in config["versions"].items())
     row = key | {
@@ -64,17 +77,20 @@ def summary(cell):
         "settings": changed_settings(cell),
         "steps": updates[-1]["global_step"],
         "minutes": f"{float(updates[-1]['seconds']) / 60:.2f}",
-        "last_100": f"{statistics.fmean(last_100) if last_100 else math.nan:.5g}",
+        "first_100": mean(returns[:100]),
+        "last_100": mean(returns[-100:]),
         "final_reward": f"{final_reward(updates):.5g}",
         "versions": versions,
         "git_commit": config["git_commit"],
     }
+    if reach is not None:
+        row["steps_to_reach"] = steps_to_reach(reach, episodes)
     return row, [key | {name: rounded(x) for name, x in update.items()} for update in updates]
 
 
-def collect(cells, columns, last_updates, folder):
+def collect(cells, columns, last_updates, reach, folder):
     """Write runs.csv and updates.csv of the finished runs; keep others of the same settings."""
-    finished = [summary(cell) for cell in cells if cell.is_complete()]
+    finished = [summary(cell, reach) for cell in cells if cell.is_complete()]
     runs = [row for row, _ in finished]
     updates = [row for _, rows in finished for row in rows[-last_updates:]]
     here = {tuple(row[x] for x in KEY) for row in runs}

@@ -5,13 +5,14 @@
     seeds = "1:5"                            # both ends are included
     columns = ["global_step", "mean_return"] # of updates.csv; left out: all; []: no such file
     last_updates = 20                        # rows of a run in updates.csv; left out: all
+    reach = 6                                # after how many steps do 100 episodes have this mean?
     settings.total_timesteps = 1_000_000     # of all runs, under their names in the script's Args
     [algorithms.PPO]
     settings.clip_coef = 0.2                 # of this algorithm
     tasks.Walker2d-v5.learning_rate = 4e-4   # of this algorithm on this task
     grid.init = ["orthogonal", "xavier"]     # a variant, named "PPO init=xavier", for each value
 
-Only script, columns, last_updates, settings and what stands in an algorithm may be left out.
+Only script, columns, last_updates, reach, settings and what stands in an algorithm may be left out.
 """
 
 import contextlib
@@ -118,8 +119,8 @@ def read_experiment(path):
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}.") from None
     kinds = {"script": str, "tasks": list, "seeds": str, "columns": list, "settings": dict}
-    check_keys(experiment, kinds | {"algorithms": dict, "last_updates": int}, path)
-    optional = {"settings": {}, "columns": None, "script": None, "last_updates": 0}
+    check_keys(experiment, kinds | {"algorithms": dict, "last_updates": int, "reach": int}, path)
+    optional = {"settings": {}, "columns": None, "script": None, "last_updates": 0, "reach": None}
     experiment = optional | experiment
     for key in "tasks", "seeds", "algorithms":
         if not experiment.get(key):

@@ -192,7 +192,7 @@ def run(args):
             start, workers = RayJobs(args.ray), args.workers or len(cells)
         sweep = Sweep(wanted, start, workers)
         sweep.train()
-        kept = experiment["columns"], experiment["last_updates"]
+        kept = [experiment[name] for name in ("columns", "last_updates", "reach")]
         collect(cells, *kept, args.results / name)
     sweep.report()
     print(f"{name}: {len(sweep.done)} of {len(wanted)} done; results: {shown(args.results / name)}")
