@@ -1,16 +1,20 @@
 """Whether the tests notice a wrong sign: the scripts changed in one place at a time. By hand.
 
-    python tests/mutate.py                                 # all of mutants.toml: hours
+    python tests/mutate.py --out benchmark/results/mutants.csv  # all of mutants.toml: hours
     python tests/mutate.py --function compute_gae --jobs 4
     python tests/mutate.py --script trpo_continuous --sample 50 --seed 1
 
 mutants.toml says what is changed, in which functions, and which tests should fail then. A function
 that several scripts hold to the letter is changed in all of them at once: the test that they are
 twins would notice any other way, and say nothing about the maths.
+
+With --out the fates are kept as they come. Typed again, it goes on, and tries the survivors again.
 """
 
 import ast
+import collections
 import copy
+import csv
 import dataclasses
 import multiprocessing
 import os
@@ -46,6 +50,7 @@ class Options:
     sample: int | None = None  # so many changes, drawn by chance
     seed: int = 1  # of the sample
     jobs: int = 1  # how many are tried at once
+    out: Path | None = None  # a CSV of all fates; those that were killed in it are not tried again
 
 
 @dataclasses.dataclass
@@ -70,6 +75,10 @@ class Mutant:
             self.before.find("\n", self.offset),
         )
         return self.before[start : end if end >= 0 else None].strip()
+
+    @property
+    def key(self):
+        return " ".join(self.scripts), self.function, self.line, self.change
 
     def where(self, script):
         source = SOURCES[script]
@@ -213,6 +222,7 @@ def verdict(changed, tests, seconds):
     return 1 if timed_out else process.exitcode
 
 
+KEY = "scripts", "function", "line", "change"  # of a mutant, in a CSV
 PROCESSES = multiprocessing.get_context("forkserver")  # each a fork of one that has these imported
 PRELOAD = "pytest torch.utils.tensorboard gymnasium mujoco ale_py cv2 tyro tqdm scipy".split()
 
@@ -231,35 +241,52 @@ def main():
                     seen.add((function, mutant.after))
                     todo.append(mutant)
                     tests[function, mutant.before] = tests_of(script, function)
-    equivalent, todo = [x for x in todo if x.reason], [x for x in todo if not x.reason]
     if options.sample is not None:
         todo = random.Random(options.seed).sample(todo, min(options.sample, len(todo)))
+    fates = {}
+    if options.out and options.out.exists():
+        with open(options.out) as file:
+            fates = {tuple(x[name] for name in KEY): x["fate"] for x in csv.DictReader(file)}
+    fates = {x.key: "equivalent" if x.reason else fates.get(x.key) for x in todo}
+
+    def keep():
+        if options.out:
+            with open(options.out, "w") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow([*KEY, "fate", "reason"])
+                rows = [(*x.key, fates[x.key], x.reason) for x in todo]
+                writer.writerows(row for row in rows if row[4])
+
+    untried = [x for x in todo if fates[x.key] not in ("killed", "equivalent")]
     limits = {}
-    for row in {tests[x.function, x.before] for x in todo}:
+    for row in {tests[x.function, x.before] for x in untried}:
         begin = time.monotonic()
         if status := verdict({}, row, 3600):
             sys.exit(f"pytest {' '.join(row)}: status {status} before anything was changed")
         limits[row] = 30 + 5 * (time.monotonic() - begin)
 
-    def killed(mutant):
+    def fate_of(mutant):
         changed = {x: SOURCES[x].replace(mutant.before, mutant.after) for x in mutant.scripts}
         row = tests[mutant.function, mutant.before]
         status = verdict(changed, row, limits[row])
         said = "." if status else f"\n{mutant.where(mutant.scripts[0])}\n"
         print(said, end="", file=sys.stderr, flush=True)
-        return status != 0
+        return "killed" if status else "survived"
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        results = list(zip(todo, pool.map(killed, todo)))
+        for mutant, fate in zip(untried, pool.map(fate_of, untried)):
+            fates[mutant.key] = fate
+            keep()
+    keep()
     print(f"\n{'script':24} mutants  killed survived equivalent kill rate")
     for script in SOURCES:
-        fates = [fate for mutant, fate in results if script in mutant.scripts]
-        spared = sum(script in mutant.scripts for mutant in equivalent)
-        if fates:
-            n, dead = len(fates), sum(fates)
-            print(f"{script:24}{n + spared:8}{dead:8}{n - dead:9}{spared:11}{dead / n:10.1%}")
-    for mutant, fate in results:
-        if not fate:
+        found = collections.Counter(fates[x.key] for x in todo if script in x.scripts)
+        if tried := found["killed"] + found["survived"]:
+            counts = f"{found.total():8}{found['killed']:8}{found['survived']:9}"
+            rate = found["killed"] / tried
+            print(f"{script:24}{counts}{found['equivalent']:11}{rate:10.1%}")
+    for mutant in todo:
+        if fates[mutant.key] == "survived":
             print("\n" + mutant.where(mutant.scripts[0]))
 
 

@@ -21,13 +21,14 @@ import collect
 import run as benchmark
 from experiment import BadInput, cells_of, parse_seeds, read_experiment
 from test_engstrom_cells import CELLS
-from test_run_directory import wait_for
+from test_run_directory import assert_same_training, wait_for
 
 EXPERIMENTS = sorted((ROOT / "benchmark/experiments").glob("*.toml"))
 MODULE = """
 import time
 import gymnasium as gym
 import toy_envs
+from gymnasium.envs.mujoco.inverted_pendulum_v5 import InvertedPendulumEnv
 
 class Slow(toy_envs.Toy):
     def step(self, action):
@@ -38,7 +39,7 @@ class Failing(toy_envs.Toy):
     def step(self, action):
         raise ZeroDivisionError("the wheel came off")
 
-for cls in toy_envs.Toy, Slow, Failing:
+for cls in toy_envs.Toy, Slow, Failing, InvertedPendulumEnv:
     gym.register(f"{cls.__name__}-v0", cls, disable_env_checker=True)
 """
 TINY = "num_steps = 8, num_minibatches = 2, update_epochs = 1, checkpoint_every = 1"
@@ -119,7 +120,7 @@ def test_experiment_is_accepted_by_the_scripts(path, tmp_path):
     assert len({cell.folder for cell in cells}) == len(cells) > 0
     counts = {"engstrom_table2": 75, "engstrom_figure1": 640, "engstrom_figure2": 45}
     counts |= {"hopper_quick": 2, "mujoco_ppo": 18, "ppo_table1": 231, "ablation": 102}
-    counts |= {"atari": 2, "multidiscrete": 6, "taxi": 6}
+    counts |= {"atari": 2, "atari_lstm": 1, "multidiscrete": 6, "taxi": 6}
     assert len(cells) == counts[path.stem]
 
 
@@ -253,6 +254,22 @@ def test_finished_runs_are_collected_and_not_repeated(write, sweep, tmp_path):
     (update,) = rows(tmp_path / "results/tiny/updates.csv")
     task = {"algorithm": "T", "task": "sweep_envs:Toy-v0", "seed": "1"}
     assert update == task | {"global_step": "16"}
+
+
+@pytest.mark.parametrize("options", [[], pytest.param(["--ray", "local"], marks=pytest.mark.slow)])
+def test_sweep_trains_what_its_commands_do_by_hand(write, sweep, tmp_path, options):
+    if options:
+        pytest.importorskip("ray", reason="pip install -r benchmark/requirements-ray.txt")
+    more = '[algorithms.PPO]\n[algorithms.T]\nscript = "trpo_continuous.py"'
+    command = write("InvertedPendulumEnv", steps=64, more=more)
+    lines = sweep(*command, "--dry-run")[1].splitlines()
+    assert sweep(*command, *options)[0] == 0 and len(lines) == 2
+    for line in lines:
+        _, *argv, folder = shlex.split(line)
+        by_hand = tmp_path / "by_hand" / Path(folder).name
+        subprocess.run([sys.executable, *argv, by_hand], cwd=ROOT, check=True)
+        (one,), (other,) = Path(folder).glob("*"), by_hand.glob("*")
+        assert_same_training(one, other)
 
 
 def test_failing_run_stops_no_other(write, sweep, tmp_path):
@@ -398,6 +415,14 @@ def test_final_reward_by_hand():
     assert collect.final_reward(updates) == (1 + 2 + 3 + 4 + 6) / 5
     assert collect.final_reward(updates[:2]) == 50.5
     assert str(collect.final_reward(updates[2:3])) == "nan"
+
+
+def test_steps_to_reach_by_hand():
+    episodes = [{"global_step": 10 * k, "episodic_return": float(k > 50)} for k in range(1, 201)]
+    assert collect.steps_to_reach(0.5, episodes) == 1000
+    assert collect.steps_to_reach(0.51, episodes) == 1010
+    assert collect.steps_to_reach(1, episodes) == 1500
+    assert collect.steps_to_reach(1.1, episodes) == collect.steps_to_reach(0, episodes[:99]) == ""
 
 
 def test_rounding_keeps_whole_numbers():

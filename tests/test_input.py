@@ -11,8 +11,12 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
-SCRIPTS = ["ppo_continuous", "ppo_minimal_no_tricks", "trpo_continuous"]
-TINY = "--num-steps 8 --num-minibatches 2 --update-epochs 1 --total-timesteps 8".split()
+VECTORS = ["ppo_continuous", "ppo_minimal_no_tricks", "trpo_continuous", "ppo_multidiscrete"]
+ATARI = ["ppo_atari", "ppo_atari_lstm"]
+TINY = "--num-steps 8 --update-epochs 1 --total-timesteps 8"
+TINY = dict.fromkeys(VECTORS, f"{TINY} --num-minibatches 2") | dict.fromkeys(
+    ATARI, f"{TINY} --num-minibatches 1 --num-envs 1 --threads 1"
+)
 TRAINS, FAILS, REFUSED = 0, 1, 2
 
 UNBOUNDED, HALF = (
@@ -58,8 +62,10 @@ ACTIONS = {
     "dict": Dict({"a": Box(-1, 1, (2,))}),
     "tuple": Tuple([Box(-1, 1, (2,))]),
 }
-REFUSED_SPACES = {"integer", "empty", "empty matrix", "empty dict", "empty tuple", "discrete"}
-REFUSED_SPACES |= {"multi-discrete", "multi-binary", "dict", "tuple"}
+REFUSED_ACTIONS = {"integer", "empty", "multi-binary", "dict", "tuple"}
+REFUSED_ACTIONS = dict.fromkeys(VECTORS, REFUSED_ACTIONS | {"discrete", "multi-discrete"}) | {
+    "ppo_multidiscrete": REFUSED_ACTIONS | {"unbounded", "half bounded"}
+}
 
 
 def exits(*_, **__):
@@ -93,9 +99,18 @@ def register(name, entry_point=Odd, **odd):
     return f"{name}-v0"
 
 
-@pytest.fixture(params=SCRIPTS)
+@pytest.fixture(params=VECTORS)
 def script(request):
     return importlib.import_module(request.param)
+
+
+@pytest.fixture
+def task(script):
+    """An id that trains, whatever the script."""
+    return "PongNoFrameskip-v4" if script.__name__ in ATARI else register("Odd")
+
+
+of_all_scripts = pytest.mark.parametrize("script", [*VECTORS, *ATARI], indirect=True)
 
 
 @pytest.fixture
@@ -104,7 +119,7 @@ def check(script, tmp_path, capfd):
 
     def check(status, *argv, runs=tmp_path / "runs", words=""):
         try:
-            returned = script.main([*TINY, "--runs-dir", str(runs), *argv])
+            returned = script.main([*TINY[script.__name__].split(), "--runs-dir", str(runs), *argv])
         except SystemExit as error:  # tyro's own box
             returned = error.code
             assert returned == REFUSED and capfd.readouterr().err.startswith("╭")
@@ -133,8 +148,8 @@ def test_observation_space(check, space):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("space", ACTIONS)
-def test_action_space(check, space):
-    status = REFUSED if space in REFUSED_SPACES else TRAINS
+def test_action_space(script, check, space):
+    status = REFUSED if space in REFUSED_ACTIONS[script.__name__] else TRAINS
     check(status, "--env-id", register("Odd", action=ACTIONS[space]))
 
 
@@ -199,6 +214,7 @@ BAD_IDS += ["a:b:Odd-v0", ":Odd-v0", "os:Odd-v99", "CartPole-v1\nx", "x" * 300, 
 BAD_KWARGS = ["", "null", "3", '"x"', "{'a': 1}", "[" * 9999, '{"nonsense": 1}', '{"length": 1}}']
 
 
+@of_all_scripts
 @pytest.mark.parametrize("env_id", BAD_IDS)
 def test_environment_that_is_none_is_refused(check, env_id):
     register("Odd")
@@ -241,9 +257,10 @@ NUMBERS = [
 ]
 
 
+@of_all_scripts
 @pytest.mark.parametrize("options, status", NUMBERS)
-def test_numbers(check, options, status):
-    check(status, "--env-id", register("Odd"), *options.split())
+def test_numbers(check, task, options, status):
+    check(status, "--env-id", task, *options.split())
 
 
 FOLDERS = [
@@ -258,24 +275,25 @@ FOLDERS = [
 ]
 
 
+@of_all_scripts
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_folder_with_an_odd_name_trains_and_resumes(script, check, folder, tmp_path):
+def test_folder_with_an_odd_name_trains_and_resumes(script, check, task, folder, tmp_path):
     runs = tmp_path / folder
-    env_id = register("Odd")
-    (run,) = check(TRAINS, "--env-id", env_id, "--num-envs", "1", runs=runs)
+    (run,) = check(TRAINS, "--env-id", task, "--num-envs", "1", runs=runs)
     assert script.main(["--resume", str(runs / run), "--total-timesteps", "16"]) == 0
 
 
 BAD_FOLDERS = ["file", "file/below", "x" * 300, "/proc/nope", "not UTF-8 \udcff", "read-only"]
 
 
+@of_all_scripts
 @pytest.mark.parametrize("folder", BAD_FOLDERS)
-def test_folder_that_cannot_be_made_is_refused(check, folder, tmp_path):
+def test_folder_that_cannot_be_made_is_refused(check, task, folder, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "read-only").mkdir(mode=0o500)
     if folder == "read-only" and os.access(tmp_path / folder, os.W_OK):
         pytest.skip("this user may write everywhere")
-    check(REFUSED, "--env-id", register("Odd"), runs=tmp_path / folder, words="--runs-dir")
+    check(REFUSED, "--env-id", task, runs=tmp_path / folder, words="--runs-dir")
 
 
 def test_environment_is_drawn_if_asked_for(script):

@@ -1,11 +1,13 @@
 """The directory of a run: its files, resume, lock, names, and what the same seed gives."""
 
+import contextlib
 import csv
 import fcntl
 import importlib
 import json
 import math
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import time
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from gymnasium.envs.mujoco.hopper_v5 import HopperEnv
@@ -300,6 +303,34 @@ def test_kill_before_the_first_update_can_be_resumed(script, start):
     assert len(rows(begun.directory, "updates")) == 3
 
 
+@pytest.mark.parametrize("script", [*SCRIPTS, "ppo_atari_lstm"], indirect=True)
+def test_resumed_run_draws_on_and_seeds_its_episodes_by_the_updates_done(
+    script, start, tmp_path, monkeypatch
+):
+    run, whole = start(updates=2), start(updates=3)
+    again = Path(shutil.copytree(run, tmp_path / "again"))
+    env_seed, seeds = script.Run.env_seed, []
+
+    def watched(self, *args, **kwargs):
+        seeds.append(env_seed(self, *args, **kwargs))
+        return seeds[-1]
+
+    monkeypatch.setattr(script.Run, "env_seed", watched)
+    for resumed in run, again:
+        seeds.clear()
+        assert script.main(["--resume", str(resumed), "--total-timesteps", "192"]) == 0
+        entropy = 1, 0, 2  # seed, environment, updates done
+        words = np.random.SeedSequence(entropy, spawn_key=(0,)).generate_state(4)
+        assert seeds[0] == int.from_bytes(words.tobytes(), "little")
+    assert_same_training(run, again)
+    # Noise and shuffling go on as if nothing had been.
+    generators = [
+        torch.load(x / "checkpoint.pt", weights_only=True)["parts"]["generator"]
+        for x in (run, whole)
+    ]
+    assert torch.equal(*generators)
+
+
 def test_longer_total_recomputes_the_schedule(script, start):
     run = start()
     assert script.main(["--resume", str(run), "--total-timesteps", "384"]) == 0
@@ -320,3 +351,30 @@ def test_second_process_is_locked_out(script, start, capsys):
     assert "trained by another process" in line
     assert before == {path: path.read_bytes() for path in run.iterdir()}
     assert script.main(["--resume", str(run), "--total-timesteps", "384"]) == 0
+
+
+# ---- Long runs ----
+
+
+def memory(process):
+    """Resident memory of a process in MB"""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into /proc")
+@pytest.mark.parametrize("script", [*CONTINUOUS, "ppo_multidiscrete"], indirect=True)
+def test_memory_of_2_million_steps_stays_as_it_is_after_a_tenth(script, tmp_path):
+    command = [sys.executable, script.__file__, "--env-id", "Hopper-v5", "--seed", "1"]
+    command += ["--total-timesteps", "2000000", "--runs-dir", str(tmp_path)]
+    command += ["--compile"] * (script.__name__ in COMPILED)
+    process, used = subprocess.Popen(command), {}
+    while process.poll() is None:
+        time.sleep(2)
+        for path in tmp_path.glob("*/updates.csv"):
+            with contextlib.suppress(IndexError, ValueError, TypeError, OSError):  # begins, ended
+                used[int(path.read_text().splitlines()[-1].split(",")[0])] = memory(process)
+    assert process.returncode == 0
+    begin = max(x for step, x in used.items() if step <= 200_000)
+    assert max(used.values()) < 1.05 * begin, used
