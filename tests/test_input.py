@@ -110,7 +110,8 @@ def task(script):
     return "PongNoFrameskip-v4" if script.__name__ in ATARI else register("Odd")
 
 
-of_all_scripts = pytest.mark.parametrize("script", [*VECTORS, *ATARI], indirect=True)
+ALL = [*VECTORS, ATARI[0], pytest.param(ATARI[1], marks=pytest.mark.slow)]
+of_all_scripts = pytest.mark.parametrize("script", ALL, indirect=True)
 
 
 @pytest.fixture
