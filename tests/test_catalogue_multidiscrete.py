@@ -13,6 +13,7 @@ import toy_envs
 from torch.distributions import Categorical
 
 import evaluate
+import ppo_continuous
 import ppo_multidiscrete as ppo
 
 MASKS = {"-1": [1, 1, 0, 1, 1], "1": [0, 0, 1, 0, 1]}  # of Choices, of 3 and 2 choices
@@ -65,6 +66,25 @@ def fails(tmp_path, capsys):
         return status, line
 
     return run
+
+
+# ---- What it shares with ppo_continuous.py ----
+
+
+@pytest.mark.parametrize("init", ["orthogonal", "xavier", "default"])
+@pytest.mark.parametrize("activation, shared", [("tanh", False), ("relu", True)])
+def test_core_02_core_13_networks_are_those_of_ppo_continuous(init, activation, shared):
+    agents, obs = [], torch.randn(5, 4)
+    for script in ppo, ppo_continuous:
+        torch.manual_seed(1)
+        args = script.Args(init=init, activation=activation, share_network=shared)
+        agents.append(script.Agent(4, 6, args))
+    weights = [dict(agent.named_parameters()) for agent in agents]
+    del weights[1]["log_std"]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
+    for name in "policy", "value":
+        assert torch.equal(*(getattr(agent, name)(obs) for agent in agents))
 
 
 # ---- Independent components ----

@@ -367,7 +367,7 @@ def memory(process):
 @pytest.mark.parametrize("script", [*CONTINUOUS, "ppo_multidiscrete"], indirect=True)
 def test_memory_of_2_million_steps_stays_as_it_is_after_a_tenth(script, tmp_path):
     command = [sys.executable, script.__file__, "--env-id", "Hopper-v5", "--seed", "1"]
-    command += ["--total-timesteps", "2000000", "--runs-dir", str(tmp_path)]
+    command += ["--total-timesteps", "2000000", "--update-epochs", "1", "--runs-dir", str(tmp_path)]
     command += ["--compile"] * (script.__name__ in COMPILED)
     process, used = subprocess.Popen(command), {}
     while process.poll() is None:
