@@ -1,10 +1,11 @@
-"""Tables and figures of Engstrom et al. (2020) and of the PPO paper (2017), ours beside theirs.
+"""Tables and figures of Engstrom et al. (2020), the PPO paper and CleanRL, ours beside theirs.
 
     python benchmark/paper.py table2                    # PPO, PPO-M, TRPO, TRPO+; AAI and ACLI
     python benchmark/paper.py table3                    # PPO without clipping
     python benchmark/paper.py figure1                   # which of four optimizations matter
     python benchmark/paper.py figure2                   # Figures 2 to 4: is there a trust region?
     python benchmark/paper.py ppo-table1 --results DIR  # the PPO paper's surrogates
+    python benchmark/paper.py cleanrl                   # PPO's defaults beside CleanRL's scores
 
 Reads runs.csv of a results folder (figure2 and ppo-table1: updates.csv too), writes Markdown, PNG
 and SVG. Algorithms go by the names above; combinations and surrogates are told by their settings.
@@ -57,6 +58,14 @@ SURROGATES = {  # (clip_coef, kl_coef, kl_target) -> name, score in the PPO pape
     (math.inf, 1, None): ("fixed KL, β = 1", 0.71),
     (math.inf, 3, None): ("fixed KL, β = 3", 0.72),
     (math.inf, 10, None): ("fixed KL, β = 10", 0.69),
+}
+CLEANRL = {  # its documentation: mean and standard deviation of 3 seeds, 1M steps, -v4 tasks
+    "HalfCheetah": (1442.64, 46.03),
+    "Walker2d": (2287.95, 571.78),
+    "Hopper": (2382.86, 271.74),
+    "InvertedPendulum": (963.09, 22.20),
+    "Humanoid": (716.11, 49.08),
+    "Pusher": (-40.38, 7.15),
 }
 ALGORITHMS = ["PPO", "PPO-M", "TRPO", "TRPO+"]
 BASELINES = "PPO, OpenAI Baselines"  # published only
@@ -357,6 +366,24 @@ def ppo_table1(folder):
     return markdown("PPO paper, Table 1", header, rows, note), draw_bars(bars), note
 
 
+# ---- CleanRL ----
+def cleanrl(folder):
+    runs = chosen(read_runs(folder), ["PPO"])
+    bars, rows = [], []
+    for task, (mean, deviation) in CLEANRL.items():
+        scores = runs.sort_values("seed").last_100[runs.family == task].dropna()
+        ours, digits = estimate(np.mean, scores), 0 if abs(mean) > 100 else 1
+        bars.append((task, "PPO", ours[:3], (mean, mean - deviation, mean + deviation)))
+        seeds = ", ".join(number(x, digits=digits) for x in scores) or "missing"
+        published = f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+        rows.append([task, seeds, number(*ours[:3], digits=digits), published])
+    header = ["task", "ours, per seed", "mean", "CleanRL"]
+    note = "Mean return of the last 100 training episodes [95% bootstrap interval, from "
+    note += f"{ENOUGH} seeds on]. {source(runs)} "
+    note += "CleanRL: mean ± standard deviation of 3 seeds, 1M steps, -v4 tasks."
+    return markdown("PPO beside CleanRL", header, rows, note), draw_bars(bars), note
+
+
 TABLE_2 = partial(engstrom_table, "Engstrom et al., Table 2", [*ALGORITHMS, *IMPROVEMENTS])
 TABLE_3 = partial(engstrom_table, "Engstrom et al., Table 3", WITHOUT_CLIPPING)
 ARTIFACTS = {  # name -> function of a results folder, that folder below benchmark/results
@@ -365,6 +392,7 @@ ARTIFACTS = {  # name -> function of a results folder, that folder below benchma
     "figure1": (figure1, "engstrom_figure1"),
     "figure2": (figure2, "engstrom_figure2"),
     "ppo-table1": (ppo_table1, "ppo_table1"),
+    "cleanrl": (cleanrl, "mujoco_ppo"),
 }
 
 

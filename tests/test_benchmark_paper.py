@@ -160,6 +160,16 @@ def test_figure2(monkeypatch, tmp_path):
     assert rows[1][4] == "missing" and rows[2][3] == "missing"
 
 
+def test_cleanrl_beside_ours_seed_by_seed(monkeypatch, tmp_path):
+    runs = [("PPO", "Hopper-v5", seed, {}, 1000.0 * seed) for seed in (3, 1, 2)]
+    runs += [("PPO", "Pusher-v5", 1, {}, -41.26)]
+    markdown = make(monkeypatch, tmp_path, "cleanrl", write_results(tmp_path / "in", runs))
+    rows = {row[0]: row[1:] for row in rows_of(markdown)}
+    assert rows["Hopper"][0] == "1000, 2000, 3000" and rows["Hopper"][1].startswith("2000 [")
+    assert rows["Hopper"][2] == "2383 ± 272" and rows["Pusher"] == ["-41.3", "-41.3", "-40.4 ± 7.2"]
+    assert rows["Humanoid"] == ["missing", "missing", "716 ± 49"]
+
+
 def test_ppo_table1_normalizes_by_the_untrained_and_the_best(monkeypatch, tmp_path):
     kinds = {"clip": ({}, 110), "none": ({"clip_coef": "inf"}, -40), "odd": ({"clip_coef": 9}, 1e6)}
     runs = [
