@@ -16,6 +16,7 @@ import collections
 import copy
 import csv
 import dataclasses
+import functools
 import multiprocessing
 import os
 import random
@@ -63,7 +64,7 @@ class Mutant:
     name: str = ""  # of the change, alike for the same one elsewhere in the line
     reason: str | None = None  # why no test can notice it
 
-    @property
+    @functools.cached_property
     def scripts(self):
         return [name for name, source in SOURCES.items() if self.before in source]
 
@@ -76,7 +77,7 @@ class Mutant:
         )
         return self.before[start : end if end >= 0 else None].strip()
 
-    @property
+    @functools.cached_property
     def key(self):
         return " ".join(self.scripts), self.function, self.line, self.change
 
@@ -251,11 +252,12 @@ def main():
 
     def keep():
         if options.out:
-            with open(options.out, "w") as file:
+            with open(options.out.with_suffix(".tmp"), "w") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow([*KEY, "fate", "reason"])
                 rows = [(*x.key, fates[x.key], x.reason) for x in todo]
                 writer.writerows(row for row in rows if row[4])
+            os.replace(file.name, options.out)
 
     untried = [x for x in todo if fates[x.key] not in ("killed", "equivalent")]
     limits = {}

@@ -606,6 +606,16 @@ def test_both_kinds_of_ids_mean_the_same_game():
     assert sticky == pytest.approx(0.25)
 
 
+def test_sticky_actions_of_a_game_are_those_of_its_seed():
+    screens = []
+    for seed in 1, 1, 2:
+        game = new_game(seed=seed, sticky_actions=0.5, noop_max=0)
+        game.reset()
+        screens.append([game.step(i % 4)[0].copy() for i in range(40)])
+    np.testing.assert_array_equal(screens[0], screens[1])
+    assert not np.array_equal(screens[0], screens[2])
+
+
 def test_first_frame_shows_nothing_of_the_last_game():
     game = new_game("FreewayNoFrameskip-v4", noop_max=0)  # nothing is pressed at a reset
     game.screens[:] = 255

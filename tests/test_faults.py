@@ -157,14 +157,14 @@ def small_disk(tmp_path, finished):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("free", [0, 1, 30, 60, 120])  # KiB: what doesn't fit any more
+@pytest.mark.parametrize("free", [0, 0.01, 0.2, 0.4, 0.8])  # of what a checkpoint takes
 def test_full_disk_is_one_line_and_leaves_the_checkpoint_as_it_was(
     script, start, finished, small_disk, free
 ):
     run = Path(shutil.copytree(finished, small_disk / "run"))
     before = (run / "checkpoint.pt").read_bytes()
-    left = shutil.disk_usage(small_disk).free - 1024 * free
-    (small_disk / "filler").write_bytes(bytes(left))
+    left = shutil.disk_usage(small_disk).free - free * len(before)
+    (small_disk / "filler").write_bytes(bytes(int(left)))
     status, lines = resumed(script, start, run)
     assert status == 1 and "No space left on device" in lines[-1], lines
     assert "Traceback" not in "".join(lines) and "Exception ignored" not in "".join(lines)
