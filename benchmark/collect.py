@@ -79,6 +79,7 @@ def summary(cell, reach=None):
         "minutes": f"{float(updates[-1]['seconds']) / 60:.2f}",
         "first_100": mean(returns[:100]),
         "last_100": mean(returns[-100:]),
+        "last_20": mean(returns[-20:]),
         "final_reward": f"{final_reward(updates):.5g}",
         "versions": versions,
         "git_commit": config["git_commit"],

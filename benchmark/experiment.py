@@ -23,6 +23,7 @@ import importlib
 import io
 import itertools
 import json
+import math
 import re
 import sys
 import tomllib
@@ -31,6 +32,7 @@ from types import ModuleType
 
 from jobs import REPOSITORY, progress, shown
 
+KINDS = {str: "text", list: "list", dict: "table", int: "whole number", float: "number"}
 FREE = {"runs_dir", "resume", "checkpoint_every"}  # settings that don't change what is learned
 sys.path.insert(0, str(REPOSITORY))
 
@@ -108,8 +110,10 @@ def check_keys(table, allowed, where):
     for key, x in table.items():
         if key not in allowed:
             raise BadInput(f"{where} has no key {key!r}; allowed are {', '.join(allowed)}.")
-        if not isinstance(x, allowed[key]):
-            raise BadInput(f"{where}: {key} is {x!r}; it has to be a {allowed[key].__name__}.")
+        kind = allowed[key]
+        whole = kind is float and type(x) is int
+        if not (type(x) is kind or whole) or (kind is float and not math.isfinite(x)):
+            raise BadInput(f"{where}: {key} is {x!r}; it has to be a {KINDS[kind]}.")
 
 
 def read_experiment(path):
@@ -119,7 +123,7 @@ def read_experiment(path):
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}.") from None
     kinds = {"script": str, "tasks": list, "seeds": str, "columns": list, "settings": dict}
-    check_keys(experiment, kinds | {"algorithms": dict, "last_updates": int, "reach": int}, path)
+    check_keys(experiment, kinds | {"algorithms": dict, "last_updates": int, "reach": float}, path)
     optional = {"settings": {}, "columns": None, "script": None, "last_updates": 0, "reach": None}
     experiment = optional | experiment
     for key in "tasks", "seeds", "algorithms":

@@ -228,34 +228,65 @@ PROCESSES = multiprocessing.get_context("forkserver")  # each a fork of one that
 PRELOAD = "pytest torch.utils.tensorboard gymnasium mujoco ale_py cv2 tyro tqdm scipy".split()
 
 
-def main():
-    options = tyro.cli(Options)
-    PROCESSES.set_forkserver_preload(PRELOAD)
-    todo, tests, seen = [], {}, set()
+def fail(message):
+    print(f"mutate.py: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def all_mutants():
+    """-> mutants, each once; tests: function, its text -> arguments of pytest"""
+    mutants, tests = {}, {}
     for script, functions in SETTINGS["scripts"].items():
         for function in functions.split():
-            if options.function and function not in options.function:
-                continue
             for mutant in mutants_of(script, function):
-                new = (function, mutant.after) not in seen
-                if new and (options.script or script) in mutant.scripts:
-                    seen.add((function, mutant.after))
-                    todo.append(mutant)
-                    tests[function, mutant.before] = tests_of(script, function)
+                mutants.setdefault((function, mutant.after), mutant)
+                tests.setdefault((function, mutant.before), tests_of(script, function))
+    return list(mutants.values()), tests
+
+
+def read_fates(path):
+    """key -> killed or survived, of a CSV that --out made"""
+    try:
+        with open(path) as file:
+            return {tuple(x[name] for name in KEY): x["fate"] for x in csv.DictReader(file)}
+    except FileNotFoundError:
+        return {}
+    except (OSError, KeyError, UnicodeDecodeError) as error:
+        fail(f"--out {path} isn't a CSV of fates ({error!r}); type the name of a new file.")
+
+
+def main():
+    options = tyro.cli(Options)
+    functions = dict.fromkeys(" ".join(SETTINGS["scripts"].values()).split())
+    for name, given, allowed in (
+        ("script", [options.script] if options.script else [], SOURCES),
+        ("function", options.function, functions),
+    ):
+        for x in set(given) - set(allowed):
+            fail(f"--{name} is {x}; allowed are {', '.join(allowed)}.")
+    if options.jobs < 1 or (options.sample or 1) < 1:
+        fail(f"--jobs {options.jobs} and --sample {options.sample} start at 1.")
+    if options.out and not options.out.parent.is_dir():
+        fail(f"--out {options.out}: there is no folder {options.out.parent}.")
+    PROCESSES.set_forkserver_preload(PRELOAD)
+    mutants, tests = all_mutants()
+    known = read_fates(options.out) if options.out else {}
+    fates = {x.key: "equivalent" if x.reason else known.get(x.key) for x in mutants}
+    todo = [
+        x
+        for x in mutants
+        if (not options.function or x.function in options.function)
+        and (not options.script or options.script in x.scripts)
+    ]
     if options.sample is not None:
         todo = random.Random(options.seed).sample(todo, min(options.sample, len(todo)))
-    fates = {}
-    if options.out and options.out.exists():
-        with open(options.out) as file:
-            fates = {tuple(x[name] for name in KEY): x["fate"] for x in csv.DictReader(file)}
-    fates = {x.key: "equivalent" if x.reason else fates.get(x.key) for x in todo}
 
     def keep():
         if options.out:
             with open(options.out.with_suffix(".tmp"), "w") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow([*KEY, "fate", "reason"])
-                rows = [(*x.key, fates[x.key], x.reason) for x in todo]
+                rows = [(*x.key, fates[x.key], x.reason) for x in mutants]
                 writer.writerows(row for row in rows if row[4])
             os.replace(file.name, options.out)
 

@@ -166,6 +166,9 @@ def test_dry_run_prints_the_commands_and_writes_nothing(write, sweep, tmp_path):
     [
         ("wokers = 3\n[algorithms.PPO]", "has no key 'wokers'"),
         ("columns = 3\n[algorithms.PPO]", "columns is 3; it has to be a list"),
+        ("reach = true\n[algorithms.PPO]", "reach is True; it has to be a number"),
+        ("reach = nan\n[algorithms.PPO]", "reach is nan; it has to be a number"),
+        ("last_updates = true\n[algorithms.PPO]", "it has to be a whole number"),
         ("", "algorithms is missing"),
         ("[algorithms.PPO", "tiny.toml: "),
         ("[algorithms.PPO]\nsetings.gamma = 1", "has no key 'setings'"),
