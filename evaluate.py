@@ -48,7 +48,8 @@ def script_of(run):
     try:
         name = json.loads(Path(run, "config.json").read_text())["script"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise BadInput(f"{run} is no run directory: no config.json that names a script") from None
+        reason = "no config.json that names a script; type one of those below runs/"
+        raise BadInput(f"{run} is no run directory: {reason}") from None
     path = Path(__file__).parent / f"{name}.py"
     if not re.fullmatch(r"(ppo|trpo)_\w+", str(name)) or not path.is_file():
         raise BadInput(f"{run}/config.json names {name!r}, no ppo_*.py or trpo_*.py beside this")

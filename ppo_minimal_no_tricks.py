@@ -305,7 +305,8 @@ def load_config(args_class, run):
         if not re.fullmatch(r"\w+", script):  # or a stranger could have one type anything
             raise ValueError(script)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise BadInput(f"{run} is no run directory: it has no readable config.json.") from None
+        reason = "it has no readable config.json; type one of those below --runs-dir"
+        raise BadInput(f"{run} is no run directory: {reason}.") from None
     if script != Path(__file__).stem:
         name = shlex.quote(str(run))
         raise BadInput(f"{run} is a run of {script}.py; type python {script}.py --resume {name}")
@@ -507,7 +508,8 @@ class Run:
                 raise ValueError(f"update {self.update} at step {self.global_step}")
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise BadInput(f"{self.directory}/checkpoint.pt can't be used: {reason}") from None
+            path = f"{self.directory}/checkpoint.pt"
+            raise BadInput(f"{path} can't be used, train anew: {reason}") from None
         total = self.args.num_updates * self.args.batch_size
         if self.global_step >= total:
             done = f"{self.directory} has done {self.global_step} of {total} steps"
