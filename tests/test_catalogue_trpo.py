@@ -75,6 +75,19 @@ def value_gradient(settings=None, target=3.0):
     return gradient, losses, agent.value(obs).detach(), minibatch
 
 
+def test_core_02_layers_are_orthogonal_with_their_gains_and_log_std_is_0():
+    agent = trpo.Agent(11, 3, trpo.Args())
+    for network, outputs, last in (agent.policy, 3, 0.01), (agent.value, 1, 1.0):
+        layers = [x for x in network if isinstance(x, torch.nn.Linear)]
+        assert [x.out_features for x in layers] == [64, 64, outputs]
+        for layer, gain in zip(layers, (2**0.5, 2**0.5, last)):
+            weight = layer.weight if layer.out_features <= layer.in_features else layer.weight.T
+            identity = torch.eye(len(weight))
+            torch.testing.assert_close(weight @ weight.T / gain**2, identity, atol=1e-5, rtol=0)
+            assert not layer.bias.any()
+    assert not agent.log_std.any() and agent.value(torch.ones(5, 11)).shape == (5,)
+
+
 def test_core_03_adam_has_the_epsilon_and_moves_the_value_network_alone(observe):
     assert observe().eps == 1e-5 and observe(adam_eps=1e-8).eps == 1e-8
     seen = observe()
