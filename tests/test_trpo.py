@@ -154,8 +154,8 @@ def test_line_search_takes_the_first_halving_that_serves_or_restores(gains, dive
         looked_at.append(vector.clone())
         return gains[len(looked_at) - 1], divergences[len(looked_at) - 1]
 
-    args = trpo.Args(max_halvings=10, min_gain=0.1)
-    halvings = trpo.line_search(vector, step, gain_and_kl, 1.0, 0.01, args)
+    args = trpo.Args(max_halvings=10, min_gain=0.05)  # 0.1 of the predicted gain of 2 at first
+    halvings = trpo.line_search(vector, step, gain_and_kl, 2.0, 0.01, args)
     for i, x in enumerate(looked_at):
         torch.testing.assert_close(x, old + step / 2**i)
     assert len(looked_at) == len(gains)
@@ -199,6 +199,7 @@ def step_of(agent, max_kl=0.01, advantage=None, **settings):
 def test_step_is_the_natural_gradient_as_long_as_max_kl_allows(max_kl):
     agent = new_agent()
     settings = {"cg_iterations": 50, "cg_damping": 0.01}
+    settings |= {"advantage": torch.linspace(0, 2, 40, dtype=torch.float64)}
     before, after, gradient, report, old, batch = step_of(agent, max_kl, **settings)
     step = (after - before) * 2 ** report["trust_region/halvings"]
     fresh = new_agent()
@@ -221,6 +222,12 @@ def test_step_is_the_natural_gradient_as_long_as_max_kl_allows(max_kl):
         enough = gain >= 0.1 * fraction * (gradient @ step).item()
         assert not enough or mean_kl(agent, batch[0], *old) > max_kl
     after.copy_(at_once)
+
+
+def test_no_step_is_taken_along_nothing(monkeypatch):
+    monkeypatch.setattr(trpo, "conjugate_gradient", lambda product, b, n: (torch.zeros_like(b), 0))
+    before, after, _, report, *_ = step_of(new_agent())
+    assert torch.equal(before, after) and report["trust_region/accepted"] == 0
 
 
 REJECTED = {
