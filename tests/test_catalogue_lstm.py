@@ -151,6 +151,19 @@ def test_lstm_01_both_matrices_are_orthogonal_with_gain_1_and_biases_0():
     assert other.lstm_input.bias.any() and other.lstm_output.bias.any()
 
 
+def test_core_02_cnn_is_that_of_ppo_atari_and_heads_have_their_gains():
+    agents, obs = [], torch.rand(3, 1, 84, 84)
+    for script in ppo, ppo_atari:
+        torch.manual_seed(1)
+        agents.append(script.Agent(6, script.Args(frame_stack=1)))
+    agent, other = agents
+    assert torch.equal(agent.body(obs), other.body(obs))
+    for layer, gain in (agent.policy_head, 0.01), (agent.value_head, 1.0):
+        rows = layer.weight.detach() / gain
+        torch.testing.assert_close(rows @ rows.T, torch.eye(len(rows)), atol=1e-5, rtol=0)
+        assert not layer.bias.any()
+
+
 def test_lstm_02_state_is_zero_at_first(observe):
     seen = observe(num_minibatches=1, update_epochs=1)
     (minibatch,) = seen.minibatches
