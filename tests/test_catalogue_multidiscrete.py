@@ -153,6 +153,121 @@ def test_multidiscrete_01_the_loss_is_that_of_the_joint_distribution(observe):
     torch.testing.assert_close(call.losses, losses.detach(), atol=1e-5, rtol=1e-4)
 
 
+def test_multidiscrete_01_choices_are_as_frequent_as_their_probabilities(observe, monkeypatch):
+    class Biased(ppo.Agent):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.policy[-1].bias.data = torch.tensor([0.0, 1.0, 2.0]).repeat(4)
+
+    monkeypatch.setattr(ppo, "Agent", Biased)
+    action = observe(**options(2048, 2048, nvec=[3] * 4)).calls[0].minibatch[1]
+    found = torch.bincount(action.flatten(), minlength=3) / action.numel()
+    expected = torch.tensor([0.0, 1.0, 2.0]).softmax(0)
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0)
+
+
+# ---- The rest of the loop ----
+
+
+def reference_gradient(agent, args, clip_coef, clip_value_coef, minibatch):
+    """PPO's loss and its clipped gradient, term by term"""
+    obs, action, _, log_prob, old_value, advantage, target = minibatch
+    if args.norm_adv:
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    parts = [Categorical(logits=x) for x in agent.policy(obs).reshape(len(obs), 2, 3).unbind(1)]
+    policy_loss = value_loss = entropy = 0.0
+    for b, value in enumerate(agent.value(obs)):
+        new = sum(part.log_prob(action[:, i])[b] for i, part in enumerate(parts))
+        ratio, a = (new - log_prob[b]).exp(), advantage[b]
+        low, high = 1 - clip_coef, 1 + clip_coef
+        policy_loss -= min(ratio * a, min(max(ratio, low), high) * a) / len(obs)
+        error = (value - target[b]) ** 2
+        if args.clip_vloss:
+            moved = min(max(value - old_value[b], -clip_value_coef), clip_value_coef)
+            error = max(error, (old_value[b] + moved - target[b]) ** 2)
+        value_loss += error / 2 / len(obs)
+        entropy += sum(part.entropy()[b] for part in parts) / len(obs)
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    gradient = torch.cat([x.flatten() for x in torch.autograd.grad(loss, agent.parameters())])
+    norm = (gradient**2).sum().sqrt()
+    losses = torch.stack([policy_loss, value_loss, entropy, norm]).detach()
+    return gradient * min(args.max_grad_norm / (norm.item() + 1e-6), 1), losses
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"clip_vloss": False, "norm_adv": False},
+        {"max_grad_norm": math.inf, "ent_coef": 0.3, "vf_coef": 2.0},
+        {"max_grad_norm": 1e-3, "norm_adv": False, "clip_vloss": False},
+    ],
+)
+@pytest.mark.parametrize("scale", [1.0, 1e-8])
+def test_core_07_to_core_11_loss_and_gradient_are_those_of_a_slow_reference(settings, scale):
+    draw = torch.Generator().manual_seed(1)
+    args = ppo.Args(**{"max_grad_norm": 0.01, "init": "xavier"} | settings)
+    agent = ppo.Agent(4, 6, args).double()
+    obs = torch.randn(20, 4, generator=draw, dtype=torch.float64)
+    action = torch.randint(3, (20, 2), generator=draw)
+    logits = agent.policy(obs).detach().view(20, 2, 3)
+    others = torch.randn(4, 20, generator=draw, dtype=torch.float64)
+    log_prob = ppo.multidiscrete_log_prob(logits, action) + 0.4 * others[0]
+    value = agent.value(obs).detach() + 0.3 * others[1]
+    minibatch = obs, action, torch.ones(20, 2, 3, dtype=torch.bool), log_prob, value
+    minibatch = *minibatch, scale * others[2], others[3]
+    limits = torch.tensor([0.2, 0.15], dtype=torch.float64)
+    inputs = agent, list(agent.parameters()), args, limits, minibatch
+    gradient, losses, log_ratio = ppo.multidiscrete_gradient(*inputs)
+    expected, expected_losses = reference_gradient(agent, args, *limits.tolist(), minibatch)
+    torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-15)
+    torch.testing.assert_close(losses, expected_losses, rtol=1e-8, atol=1e-15)
+    torch.testing.assert_close(log_ratio, -0.4 * others[0])
+
+
+@pytest.mark.parametrize("end, bootstrap", [("truncated", 1), ("truncated", 0), ("terminated", 1)])
+def test_core_05_values_follow_the_episode_and_a_last_one_is_kept(
+    observe, monkeypatch, end, bootstrap
+):
+    seen, compute_gae = [], ppo.compute_gae
+
+    def watched(*args):
+        seen.append(args)
+        return compute_gae(*args)
+
+    monkeypatch.setattr(ppo, "compute_gae", watched)
+    plain = {
+        "norm_obs": False,
+        "reward_scaling": "none",
+        "bootstrap_on_truncation": bool(bootstrap),
+    }
+    settings = options(7, 7, end=end) | {"env_id": "Toy-v0", "num_minibatches": 1} | plain
+    agent = observe(**settings).calls[0].agent
+    with torch.no_grad():
+        value = agent.value(torch.tensor([[0.0], [1.0], [2.0], [3.0]])).tolist()
+    reward, values, next_values, terminated, ended, *discounts = (np.squeeze(x) for x in seen[0])
+    assert reward.tolist() == [1] * 7 and discounts == [0.99, 0.95]
+    assert values.tolist() == pytest.approx([value[k] for k in (0, 1, 2, 0, 1, 2, 0)])
+    assert next_values.tolist() == pytest.approx([value[k] for k in (1, 2, 3, 1, 2, 3, 1)])
+    ends = [False, False, True, False, False, True, False]
+    assert ended.tolist() == ends
+    assert terminated.tolist() == (ends if end == "terminated" or not bootstrap else [False] * 7)
+
+
+def test_continuous_06_statistics_are_those_of_what_was_seen_and_episodes_are_logged(observe):
+    settings = options(7, 7) | {"env_id": "Toy-v0", "num_minibatches": 1, "num_envs": 2}
+    run = observe(**settings | {"total_timesteps": 14}).directory
+    state = torch.load(run / "checkpoint.pt", weights_only=True)
+    statistics = state["parts"]["obs_statistics"]
+    assert float(statistics["count"]) == pytest.approx(2 * 8, abs=1e-3)
+    seen = np.array([0, 1, 2, 0, 1, 2, 0, 1])
+    assert float(statistics["mean"][0]) == pytest.approx(seen.mean(), abs=1e-3)
+    assert state["counters"]["global_step"] == 14
+    rows = (run / "episodes.csv").read_text().splitlines()[1:]
+    found = [tuple(float(x) for i, x in enumerate(row.split(",")) if i != 1) for row in rows]
+    assert found == [(6, 3, 3), (6, 3, 3), (12, 3, 3), (12, 3, 3)]
+
+
 # ---- Masks ----
 
 
