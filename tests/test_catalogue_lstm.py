@@ -2,6 +2,7 @@
 ppo_atari.py's: without a memory both train alike."""
 
 import csv
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -330,12 +331,16 @@ def test_network_has_its_shapes_and_bfloat16_keeps_the_state_in_float32():
         assert {x.dtype for x in found} == {torch.float32}
 
 
-def test_loss_is_that_of_ppo_atari_where_nothing_is_remembered():
-    args = ppo.Args()
+@pytest.mark.parametrize("clip_vloss", [True, False])
+@pytest.mark.parametrize("scale", [1.0, 1e-8])
+def test_loss_is_that_of_ppo_atari_where_nothing_is_remembered(scale, clip_vloss):
+    args = ppo.Args(clip_vloss=clip_vloss)
     torch.manual_seed(1)
     agent, draw = Forgetful(4, args), torch.Generator().manual_seed(2)
     obs, state, begins = noise_batch()
     others = [torch.randn(6, 2, generator=draw) for _ in range(4)]
+    others[0] = others[0] - math.log(4)  # so that ratios are around 1
+    others[2] *= scale
     minibatch = [obs, torch.randint(4, (6, 2), generator=draw), *others]
     parameters, limits = list(agent.parameters()), [torch.tensor(0.1), torch.tensor(0.2)]
     inputs = agent, parameters, args, limits

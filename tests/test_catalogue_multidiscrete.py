@@ -254,6 +254,23 @@ def test_core_05_values_follow_the_episode_and_a_last_one_is_kept(
     assert terminated.tolist() == (ends if end == "terminated" or not bootstrap else [False] * 7)
 
 
+@pytest.mark.parametrize("target_kl, calls, steps", [(1e-9, 2, 1), (None, 4, 4), (1e9, 4, 4)])
+def test_aux_03_the_smallest_target_kl_allows_exactly_one_step(observe, target_kl, calls, steps):
+    run = observe(**options(32), target_kl=target_kl)
+    assert len(run.calls) == calls
+    state = torch.load(run.directory / "checkpoint.pt", weights_only=True)["parts"]
+    assert state["optimizer"]["state"][0]["step"] == steps
+    before, after = (dict(call.agent.named_parameters()) for call in run.calls[:2])
+    assert all(not torch.equal(x, after[name]) for name, x in before.items() if "weight" in name)
+    *_, value, advantage, target = run.calls[0].minibatch
+    torch.testing.assert_close(target, advantage + value)
+
+
+def test_aux_03_a_kl_as_large_as_the_target_goes_on(observe, monkeypatch):
+    monkeypatch.setattr(ppo, "approximate_kl", lambda x: (x.mean(), torch.tensor(0.5)))
+    assert len(observe(**options(32), target_kl=0.5).calls) == 4
+
+
 def test_continuous_06_statistics_are_those_of_what_was_seen_and_episodes_are_logged(observe):
     settings = options(7, 7) | {"env_id": "Toy-v0", "num_minibatches": 1, "num_envs": 2}
     run = observe(**settings | {"total_timesteps": 14}).directory
