@@ -536,6 +536,13 @@ def test_aux_02_processes_move_one_set_of_weights_by_the_mean_of_their_gradients
     assert len(list((tmp_path / "runs").iterdir())) == 3, "only rank 0 has directories"
 
 
+def test_aux_02_weights_move_by_what_the_processes_agree_on(observe, monkeypatch):
+    monkeypatch.setattr(ppo, "averaged", torch.zeros_like)
+    one, two = observe(), observe(learning_rate=1e-30)
+    for x, y in zip(one.parts["agent"].parameters(), two.parts["agent"].parameters()):
+        torch.testing.assert_close(x, y, atol=1e-20, rtol=0)
+
+
 def test_aux_02_all_processes_stop_after_the_update_in_which_one_is_told_to(tmp_path):
     settings = "--num-envs 4 --num-steps 16 --num-minibatches 2 --threads 1 --update-epochs 1"
     options = [*settings.split(), "--total-timesteps", "64000", "--runs-dir", tmp_path]

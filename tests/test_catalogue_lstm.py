@@ -371,6 +371,13 @@ def test_training_is_that_of_ppo_atari_where_nothing_is_remembered(observe, monk
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
 
 
+def test_aux_02_weights_move_by_what_the_processes_agree_on(observe, monkeypatch):
+    monkeypatch.setattr(ppo, "averaged", torch.zeros_like)
+    one, two = observe(), observe(learning_rate=1e-30)
+    for x, y in zip(one.agent.parameters(), two.agent.parameters()):
+        torch.testing.assert_close(x, y, atol=1e-20, rtol=0)
+
+
 def test_same_seed_same_training(observe):
     settings = {"game": None, "agent": None, "env_id": "BreakoutNoFrameskip-v4"}
     one, two, other = observe(**settings), observe(**settings), observe(**settings, seed=2)

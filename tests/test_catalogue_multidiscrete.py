@@ -17,7 +17,7 @@ import ppo_continuous
 import ppo_multidiscrete as ppo
 
 MASKS = {"-1": [1, 1, 0, 1, 1], "1": [0, 0, 1, 0, 1]}  # of Choices, of 3 and 2 choices
-DEAD_END = {"-1": [1, 1, 0, 1, 1], "1": [1, 1, 1, 0, 0]}
+DEAD_END = {"-1": [1, 1, 0, 1, 1], "1": [1, 0, 1, 0, 0]}
 DTYPES = [torch.float32, torch.bfloat16]
 
 
