@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 import ppo_atari as ppo
+import ppo_multidiscrete
 
 RANDOM = np.random.default_rng(1)
 
@@ -278,6 +279,44 @@ def test_core_10_one_loss_of_policy_entropy_and_value():
     torch.testing.assert_close(losses[2], expected.detach())
     bonus = torch.autograd.grad(-expected, agent.policy_head.weight)[0].flatten()
     torch.testing.assert_close(entropy[:4], bonus)
+
+
+class Linear(nn.Module):
+    """A policy and a value that both scripts can ask for."""
+
+    def __init__(self):
+        super().__init__()
+        self.policy, self.value_layer = nn.Linear(4, 3), nn.Linear(4, 1)
+
+    def value(self, obs):
+        return self.value_layer(obs)[:, 0]
+
+    def forward(self, obs):
+        return self.policy(obs), self.value(obs)
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip_vloss": False, "norm_adv": False, "vf_coef": 2.0}])
+@pytest.mark.parametrize("scale", [1.0, 1e-8])
+def test_core_07_to_core_10_loss_is_that_of_ppo_multidiscrete(settings, scale):
+    draw, agent = torch.Generator().manual_seed(1), Linear().double()
+    obs = torch.randn(20, 4, generator=draw, dtype=torch.float64)
+    action = torch.randint(3, (20,), generator=draw)
+    others = torch.randn(4, 20, generator=draw, dtype=torch.float64)
+    others[0] = 0.4 * others[0] - math.log(3)  # ratios around 1
+    rest = others[0], others[1], scale * others[2], others[3]
+    limits, found = torch.tensor([0.2, 0.15], dtype=torch.float64), []
+    mask = torch.ones(20, 1, 3, dtype=torch.bool)
+    for script, minibatch in (
+        (ppo, (obs, action, *rest)),
+        (ppo_multidiscrete, (obs, action[:, None], mask, *rest)),
+    ):
+        args = script.Args(ent_coef=0.01, max_grad_norm=math.inf, **settings)
+        name = "loss_gradient" if script is ppo else "multidiscrete_gradient"
+        inputs = agent, list(agent.parameters()), args, limits, minibatch
+        gradient, losses, log_ratio = getattr(script, name)(*inputs)
+        found.append((gradient, losses[:3], log_ratio))
+    for x, y in zip(*found):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-15)
 
 
 def test_core_11_one_norm_over_all_gradients_is_at_most_half(observe):

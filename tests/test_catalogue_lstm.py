@@ -371,7 +371,7 @@ def test_training_is_that_of_ppo_atari_where_nothing_is_remembered(observe, monk
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1e-6, 1.0])
+@pytest.mark.parametrize("size", [1e-10, 1e-6, 1.0])
 def test_core_11_one_norm_over_all_gradients_is_at_most_half(observe, monkeypatch, size):
     monkeypatch.setattr(ppo, "averaged", lambda x: torch.full_like(x, size if x.dim() else 0.0))
     run = observe(num_minibatches=1, update_epochs=1, total_timesteps=28).directory
@@ -380,6 +380,18 @@ def test_core_11_one_norm_over_all_gradients_is_at_most_half(observe, monkeypatc
     norm = size * math.sqrt(state["exp_avg"].numel())
     expected = torch.full_like(state["exp_avg"], 0.1 * size * min(0.5 / norm, 1))
     torch.testing.assert_close(state["exp_avg"], expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("target_kl, steps", [(1e-9, 1), (None, 4), (1e9, 4)])
+def test_aux_03_the_smallest_target_kl_allows_exactly_one_step(observe, target_kl, steps):
+    run = observe(target_kl=target_kl, total_timesteps=28, learning_rate=1e-2).directory
+    state = torch.load(run / "checkpoint.pt", weights_only=True)["parts"]["optimizer"]["state"][0]
+    assert state["step"] == steps
+
+
+def test_aux_03_a_kl_as_large_as_the_target_goes_on(observe, monkeypatch):
+    monkeypatch.setattr(ppo, "approximate_kl", lambda x: (x.mean(), torch.tensor(0.5)))
+    assert len(observe(target_kl=0.5, total_timesteps=28).minibatches) == 4
 
 
 def test_aux_02_weights_move_by_what_the_processes_agree_on(observe, monkeypatch):
