@@ -175,6 +175,16 @@ def test_core_01_games_step_in_lockstep_and_go_on_over_rollouts(observe, counted
     assert seen.gae[1][4].tolist() == [[True] * 3, [True] * 3, [False] * 3, [True] * 3]
 
 
+def test_core_01_each_game_gets_what_its_policy_wants(observe, monkeypatch):
+    class Sure(ppo.Agent):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.policy_head.bias.data[2] = 99.0
+
+    monkeypatch.setattr(ppo, "Agent", Sure)
+    assert (observe().calls[0].minibatch[1] == 2).all()
+
+
 def test_core_02_layers_are_initialized_orthogonally():
     torch.manual_seed(1)
     agent = ppo.Agent(6, ppo.Args())
