@@ -585,6 +585,16 @@ def test_aux_02_processes_move_one_set_of_weights_by_the_mean_of_their_gradients
     assert len(list((tmp_path / "runs").iterdir())) == 3, "only rank 0 has directories"
 
 
+def test_core_11_a_norm_that_is_nearly_0_turns_nothing_round(observe, monkeypatch):
+    monkeypatch.setattr(ppo, "averaged", lambda x: torch.full_like(x, 1e-10 if x.dim() else 0.0))
+    assert all((gradient == 1e-10).all() for gradient in observe().gradients)
+
+
+def test_aux_03_a_kl_as_large_as_the_target_goes_on(observe, monkeypatch):
+    monkeypatch.setattr(ppo, "approximate_kl", lambda x: (x.mean(), torch.tensor(0.5)))
+    assert len(observe(target_kl=0.5).calls) == 4
+
+
 def test_aux_02_weights_move_by_what_the_processes_agree_on(observe, monkeypatch):
     monkeypatch.setattr(ppo, "averaged", torch.zeros_like)
     one, two = observe(), observe(learning_rate=1e-30)
