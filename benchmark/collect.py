@@ -61,6 +61,7 @@ def changed_settings(cell):
 
 
 def mean(returns):
+    """Their mean's text, with 5 significant digits; nan without any."""
     return f"{statistics.fmean(returns) if returns else math.nan:.5g}"
 
 

@@ -126,9 +126,9 @@ def changes(node, bound):
             yield "drop", None
     match node:
         case ast.If(test=ast.Compare(ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot()])):
-            pass  # the comparison itself is changed
+            return  # the comparison itself is changed
         case ast.If(test=ast.UnaryOp(op=ast.Not())):
-            pass
+            return
         case ast.If():
             yield "logic", ast.UnaryOp(ast.Not(), node.test)
 

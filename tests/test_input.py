@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from test_run_directory import ATARI
 
 VECTORS = ["ppo_continuous", "ppo_minimal_no_tricks", "trpo_continuous", "ppo_multidiscrete"]
-ATARI = ["ppo_atari", "ppo_atari_lstm"]
 TINY = "--num-steps 8 --update-epochs 1 --total-timesteps 8"
 TINY = dict.fromkeys(VECTORS, f"{TINY} --num-minibatches 2") | dict.fromkeys(
     ATARI, f"{TINY} --num-minibatches 1 --num-envs 1 --threads 1"
