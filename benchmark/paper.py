@@ -390,7 +390,7 @@ ARTIFACTS = {  # name -> function of a results folder, that folder below benchma
     "table2": (TABLE_2, "engstrom_table2"),
     "table3": (TABLE_3, "engstrom_table2"),
     "figure1": (figure1, "engstrom_figure1"),
-    "figure2": (figure2, "engstrom_figure2"),
+    "figure2": (figure2, "engstrom_table2"),
     "ppo-table1": (ppo_table1, "ppo_table1"),
     "cleanrl": (cleanrl, "mujoco_ppo"),
 }
