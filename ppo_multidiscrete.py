@@ -169,15 +169,6 @@ def initialized(layer, gain, init):
     return layer
 
 
-class Layers(nn.Sequential):
-    """nn.Sequential that doesn't look for hooks at every layer: the same numbers, sooner."""
-
-    def forward(self, x):
-        for layer in self:
-            x = layer.forward(x)
-        return x
-
-
 class Agent(nn.Module):
     """Policy and value networks over normalized observations."""
 
@@ -194,12 +185,12 @@ class Agent(nn.Module):
         # A * C in a row: no mean, and no standard deviation beside it.
         policy_hidden = hidden()
         logits_head = initialized(nn.Linear(64, action_size), 0.01, args.init)
-        self.policy = Layers(*policy_hidden, logits_head)
+        self.policy = nn.Sequential(*policy_hidden, logits_head)
         # [core 13] [continuous 4] Separate networks with two hidden layers of 64, tanh (E8). With
         # --share-network both hold the same hidden layers (and still run them once a head).
         value_hidden = policy_hidden if args.share_network else hidden()
         value_head = initialized(nn.Linear(64, 1), 1.0, args.init)
-        self.value = Layers(*value_hidden, value_head, nn.Flatten(0))
+        self.value = nn.Sequential(*value_hidden, value_head, nn.Flatten(0))
 
 
 def masked_logits(logits, mask):
@@ -314,8 +305,7 @@ def approximate_kl(log_ratio):
 def train(args):
     """Train an agent and return the directory of the run."""
     torch.set_num_threads(args.threads)
-    torch.backends.cudnn.deterministic = args.torch_deterministic
-    device = choose_device(args.cuda)
+    device = choose_device(args)
     T, N = args.num_steps, args.num_envs
     envs = [DiscreteEnvironment(args) for _ in range(N)]
     O, (A, C) = envs[0].observation_size, envs[0].choices.shape
@@ -329,9 +319,9 @@ def train(args):
     vector = nn.utils.parameters_to_vector(parameters).detach()
     nn.utils.vector_to_parameters(vector, parameters)
     # [core 3] Adam's epsilon is 1e-5.
-    optimizer = torch.optim.Adam([vector], lr=args.learning_rate, eps=args.adam_eps, fused=True)
-    # Without the profiler's record of each step, which is a third of its time.
-    optimizer.step = functools.partial(type(optimizer).step.__wrapped__, optimizer)
+    optimizer = unprofiled(
+        torch.optim.Adam([vector], lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    )
     obs_statistics, scale_reward = RunningMeanStd(O), RewardScaling(args)
     compute_gradient = compiled(multidiscrete_gradient, args.compile)
     parts = {"agent": agent, "optimizer": optimizer, "generator": generator}
@@ -608,10 +598,18 @@ def guarded(method):
     return wrapper
 
 
-def choose_device(cuda):
-    if cuda and not torch.cuda.is_available():
+def choose_device(args):
+    """The device that the networks live on, deterministic or not as asked."""
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    if args.cuda and not torch.cuda.is_available():
         print("--cuda: there is no CUDA device, so this runs on the CPU")
-    return torch.device("cuda" if cuda and torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+
+
+def unprofiled(optimizer):
+    """The optimizer, its steps without the profiler's record, which is a third of their time."""
+    optimizer.step = functools.partial(type(optimizer).step.__wrapped__, optimizer)
+    return optimizer
 
 
 def compiled(function, wanted):

@@ -167,15 +167,6 @@ def initialized(layer, gain, init):
     return layer
 
 
-class Layers(nn.Sequential):
-    """nn.Sequential that doesn't look for hooks at every layer: the same numbers, sooner."""
-
-    def forward(self, x):
-        for layer in self:
-            x = layer.forward(x)
-        return x
-
-
 class Agent(nn.Module):
     """Policy and value networks over normalized observations."""
 
@@ -191,10 +182,10 @@ class Agent(nn.Module):
         # [continuous 1] The policy network gives the mean of a normal distribution.
         policy_hidden = hidden()
         mean_head = initialized(nn.Linear(64, action_size), 0.01, args.init)
-        self.policy = Layers(*policy_hidden, mean_head)
+        self.policy = nn.Sequential(*policy_hidden, mean_head)
         # [core 13] [continuous 4] Separate networks with two hidden layers of 64, tanh (E8).
         value_head = initialized(nn.Linear(64, 1), 1.0, args.init)
-        self.value = Layers(*hidden(), value_head, nn.Flatten(0))
+        self.value = nn.Sequential(*hidden(), value_head, nn.Flatten(0))
         # [continuous 2] The log standard deviation doesn't depend on the state: one vector, from 0.
         self.log_std = nn.Parameter(torch.zeros(action_size))
 
@@ -214,10 +205,9 @@ def gaussian_entropy(log_std):
 
 
 def gaussian_kl(old_mean, old_log_std, mean, log_std):
-    """KL(old || new) = sum over A of
-    log_std - old_log_std + (old_std**2 + (old_mean - mean)**2) / (2 std**2) - 1/2.
+    """sum over A of log_std - old_log_std + (old_std**2 + (old_mean - mean)**2) / (2 std**2) - 1/2
 
-    means: (B, A); log stds: (A,) -> (B,)
+    It is KL(old || new). means: (B, A); log stds: (A,) -> (B,)
     """
     assert old_mean.shape == mean.shape and old_log_std.shape == log_std.shape == mean.shape[-1:]
     squares = (2 * old_log_std).exp() + (old_mean - mean).square()
@@ -374,41 +364,10 @@ def trpo_step(agent, parameters, vector, batch, old_mean, old_log_std, subset, m
     }
 
 
-@torch.no_grad()
-def trust_region(agent, obs, action, old_mean, old_log_std):
-    """Mean of the exact KL(old || new) and maximum of the ratio new / old over a batch."""
-    mean = agent.policy(obs)
-    old_log_prob = gaussian_log_prob(action, old_mean, old_log_std)
-    log_ratio = gaussian_log_prob(action, mean, agent.log_std) - old_log_prob
-    kl = gaussian_kl(old_mean, old_log_std, mean, agent.log_std)
-    return kl.mean().item(), log_ratio.max().exp().item()
-
-
-@torch.inference_mode()
-def collect_heldout(agent, envs, raw_obs, statistics, generator, args):
-    """A second batch of the same policy: own environments and noise, frozen statistics.
-
-    raw_obs (N, O) is where the environments stand, and is moved on. -> obs (B, O), action (B, A)
-    """
-    b_obs, b_action, std = [], [], agent.log_std.exp()
-    for _ in range(args.num_steps):
-        obs = torch.from_numpy(normalize_obs(raw_obs, statistics, args.clip_obs)).to(std.device)
-        noise = torch.randn(len(envs), len(std), generator=generator).to(std.device)
-        b_obs.append(obs)
-        b_action.append(agent.policy(obs) + std * noise)
-        bounds = (envs[0].low, envs[0].high) if args.clip_actions else (-math.inf, math.inf)
-        for n, action in enumerate(b_action[-1].cpu().numpy().clip(*bounds)):
-            raw_obs[n], _, terminated, truncated = envs[n].step(action)
-            if terminated or truncated:
-                raw_obs[n] = envs[n].reset()
-    return torch.cat(b_obs), torch.cat(b_action)
-
-
 def train(args):
     """Train an agent and return the directory of the run."""
     torch.set_num_threads(args.threads)
-    torch.backends.cudnn.deterministic = args.torch_deterministic
-    device = choose_device(args.cuda)
+    device = choose_device(args)
     T, N = args.num_steps, args.num_envs
     envs = [Environment(args) for _ in range(N)]
     O, A = envs[0].observation_size, envs[0].action_size
@@ -428,9 +387,7 @@ def train(args):
     policy_vector, value_vector = vector.tensor_split([policy_size])
     # [core 3] Adam's epsilon is 1e-5.
     rate = args.value_learning_rate
-    optimizer = torch.optim.Adam([value_vector], lr=rate, eps=args.adam_eps, fused=True)
-    # Without the profiler's record of each step, which is a third of its time.
-    optimizer.step = functools.partial(type(optimizer).step.__wrapped__, optimizer)
+    optimizer = unprofiled(torch.optim.Adam([value_vector], lr=rate, eps=args.adam_eps, fused=True))
     obs_statistics, scale_reward = RunningMeanStd(O), RewardScaling(args)
     clip_value_coef = torch.tensor(args.clip_value_coef, device=device)
     compute_gradient = compiled(value_gradient, args.compile)
@@ -443,11 +400,7 @@ def train(args):
         if args.norm_obs:
             obs_statistics.update(raw_obs)
         next_observation = normalize_obs(raw_obs, obs_statistics, args.clip_obs)
-        if args.heldout:
-            heldout_envs = [Environment(args) for _ in range(N)]
-            resets = [e.reset(run.env_seed(n, stream=1)) for n, e in enumerate(heldout_envs)]
-            heldout_raw_obs = np.stack(resets)
-            heldout_generator = torch.Generator().manual_seed(run.env_seed(N, stream=1) % 2**63)
+        trust_region = TrustRegion(agent, obs_statistics, args, run)
 
         for update in range(run.update + 1, args.num_updates + 1):
             # [core 4] Learning-rate annealing (E4): factor 1 at the first update, 1/K at the last.
@@ -458,16 +411,15 @@ def train(args):
             max_kl = args.max_kl + annealed
 
             # ---- Rollout ----
-            obs, action = np.zeros((T, N, O), np.float32), np.zeros((T, N, A), np.float32)
+            obs, final_obs = np.zeros((T, N, O), np.float32), []
             raw_reward, (terminated, truncated) = np.zeros((T, N)), np.zeros((2, T, N), bool)
-            final_obs = []
             policy, old_log_std = numpy_policy(agent), agent.log_std.detach().clone()
-            noise = torch.randn(T, N, A, generator=generator) * old_log_std.exp().cpu()
-            noise = noise.numpy()
+            std = old_log_std.exp().cpu()
+            action = (torch.randn(T, N, A, generator=generator) * std).numpy()  # the noise of it
             for t in range(T):
                 run.global_step += N
                 obs[t] = next_observation
-                action[t] = policy(next_observation) + noise[t]
+                action[t] += policy(next_observation)
                 # [continuous 5] Action clipping: the environment gets the clipped action, the
                 # batch keeps the one that was drawn.
                 for n, sent in enumerate(action[t].clip(*bounds)):
@@ -481,9 +433,6 @@ def train(args):
                 if args.norm_obs:
                     obs_statistics.update(raw_obs)
                 next_observation = normalize_obs(raw_obs, obs_statistics, args.clip_obs)
-            if args.heldout:
-                second = heldout_envs, heldout_raw_obs, obs_statistics, heldout_generator
-                heldout = collect_heldout(agent, *second, args)
 
             # ---- Advantages ----
             ended = terminated | truncated
@@ -500,8 +449,7 @@ def train(args):
                 b_mean, b_value = agent.policy(b_obs), agent.value(b_obs)
                 b_next_value = agent.value(b_next_obs)
                 b_log_prob = gaussian_log_prob(b_action, b_mean, old_log_std)
-                if args.heldout:
-                    heldout_mean = agent.policy(heldout[0])
+            trust_region.before(b_obs, b_action, b_mean, old_log_std)
             # [core 5] Generalized advantage estimation; the value's target is advantage + value.
             value, next_value = (x.cpu().numpy().reshape(T, N) for x in (b_value, b_next_value))
             no_bootstrap = terminated if args.bootstrap_on_truncation else ended
@@ -544,9 +492,7 @@ def train(args):
                 "losses/explained_variance": 1 - unexplained.item(),
                 "charts/value_learning_rate": optimizer.param_groups[0]["lr"],
             }
-            # Is there a trust region? (Engstrom et al., figures 2 to 4)
-            mean_kl, max_ratio = trust_region(agent, b_obs, b_action, b_mean, old_log_std)
-            report |= {"trust_region/mean_kl": mean_kl, "trust_region/max_ratio": max_ratio}
+            report |= trust_region.after()
             for name in (
                 "losses/surrogate_before",
                 "losses/policy_grad_norm",
@@ -554,10 +500,6 @@ def train(args):
             ):
                 if not math.isfinite(report[name]):
                     raise RunFailed(f"{name.split('/')[1]} is {report[name]}")
-            if args.heldout:
-                kl, ratio = trust_region(agent, *heldout, heldout_mean, old_log_std)
-                report |= {"trust_region/heldout_mean_kl": kl}
-                report |= {"trust_region/heldout_max_ratio": ratio}
             run.end_update(report)
     return run.directory
 
@@ -730,10 +672,18 @@ def guarded(method):
     return wrapper
 
 
-def choose_device(cuda):
-    if cuda and not torch.cuda.is_available():
+def choose_device(args):
+    """The device that the networks live on, deterministic or not as asked."""
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    if args.cuda and not torch.cuda.is_available():
         print("--cuda: there is no CUDA device, so this runs on the CPU")
-    return torch.device("cuda" if cuda and torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+
+
+def unprofiled(optimizer):
+    """The optimizer, its steps without the profiler's record, which is a third of their time."""
+    optimizer.step = functools.partial(type(optimizer).step.__wrapped__, optimizer)
+    return optimizer
 
 
 def compiled(function, wanted):
@@ -1084,6 +1034,72 @@ def numpy_policy(agent):
     parameters = [np.atleast_2d(p.detach().cpu().numpy().T) for p in agent.policy.parameters()]
     W1, b1, W2, b2, W3, b3 = (p.copy() for p in parameters)
     return lambda obs: f(f(obs.dot(W1) + b1).dot(W2) + b2).dot(W3) + b3
+
+
+# ==== Trust region ====
+# Is there one (Engstrom et al. 2020, Figures 2 to 4)? Measured, not used but for the adaptive KL
+# coefficient: the same to the letter in PPO and TRPO.
+
+
+class TrustRegion:
+    """The policy before and after an update, on its batch and, with --heldout, on a second one."""
+
+    def __init__(self, agent, statistics, args, run):
+        self.agent, self.statistics, self.args = agent, statistics, args
+        if args.heldout:
+            self.envs = [Environment(args) for _ in range(args.num_envs)]
+            resets = [e.reset(run.env_seed(n, stream=1)) for n, e in enumerate(self.envs)]
+            self.raw_obs = np.stack(resets)
+            seed = run.env_seed(args.num_envs, stream=1) % 2**63
+            self.generator = torch.Generator().manual_seed(seed)
+
+    def before(self, *batch):
+        """Take observations and actions (B, ...), and means (B, A) and log std of their policy."""
+        self.batches = {"": batch}
+        if self.args.heldout:
+            own = self.envs, self.raw_obs, self.statistics, self.generator
+            obs, action = collect_heldout(self.agent, *own, self.args)
+            with torch.no_grad():
+                self.batches["heldout_"] = obs, action, self.agent.policy(obs), batch[-1]
+
+    def after(self):
+        """-> what is reported of the update that was made since"""
+        report = {}
+        for name, batch in self.batches.items():
+            mean_kl, max_ratio = kl_and_ratio(self.agent, *batch)
+            report[f"trust_region/{name}mean_kl"] = mean_kl
+            report[f"trust_region/{name}max_ratio"] = max_ratio
+        return report
+
+
+@torch.no_grad()
+def kl_and_ratio(agent, obs, action, old_mean, old_log_std):
+    """Mean of the exact KL(old || new) and maximum of the ratio new / old over a batch."""
+    mean = agent.policy(obs)
+    old_log_prob = gaussian_log_prob(action, old_mean, old_log_std)
+    log_ratio = gaussian_log_prob(action, mean, agent.log_std) - old_log_prob
+    kl = gaussian_kl(old_mean, old_log_std, mean, agent.log_std)
+    return kl.mean().item(), log_ratio.max().exp().item()
+
+
+@torch.inference_mode()
+def collect_heldout(agent, envs, raw_obs, statistics, generator, args):
+    """A second batch of the same policy: own environments and noise, frozen statistics.
+
+    raw_obs (N, O) is where the environments stand, and is moved on. -> obs (B, O), action (B, A)
+    """
+    b_obs, b_action, std = [], [], agent.log_std.exp()
+    for _ in range(args.num_steps):
+        obs = torch.from_numpy(normalize_obs(raw_obs, statistics, args.clip_obs)).to(std.device)
+        noise = torch.randn(len(envs), len(std), generator=generator).to(std.device)
+        b_obs.append(obs)
+        b_action.append(agent.policy(obs) + std * noise)
+        bounds = (envs[0].low, envs[0].high) if args.clip_actions else (-math.inf, math.inf)
+        for n, action in enumerate(b_action[-1].cpu().numpy().clip(*bounds)):
+            raw_obs[n], _, terminated, truncated = envs[n].step(action)
+            if terminated or truncated:
+                raw_obs[n] = envs[n].reset()
+    return torch.cat(b_obs), torch.cat(b_action)
 
 
 # For `uv run`, which installs what a script names.

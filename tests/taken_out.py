@@ -89,11 +89,8 @@ PPO = {
         ("policy_hidden if args.share_network else hidden()", "policy_hidden"),
     ],
     "continuous 1": [
-        (" + noise[t]\n", "\n"),
-        (
-            "action[t] = policy(next_observation) + noise[t]",
-            "action[t] = policy(next_observation) + np.sign(noise[t])",
-        ),
+        ("action[t] += policy", "action[t] = policy"),
+        ("generator=generator) * std).numpy()", "generator=generator).sign() * std).numpy()"),
     ],
     "continuous 2": [
         ("torch.zeros(action_size)", "torch.full((action_size,), -0.5)"),
@@ -113,8 +110,8 @@ PPO = {
     "continuous 5": [
         ("action[t].clip(*bounds)", "action[t]"),
         (
-            "action[t] = policy(next_observation) + noise[t]",
-            "action[t] = (policy(next_observation) + noise[t]).clip(*bounds)",
+            "action[t] += policy(next_observation)",
+            "action[t] = (action[t] + policy(next_observation)).clip(*bounds)",
         ),
     ],
     "continuous 6": [
@@ -170,7 +167,7 @@ TRPO = {
         ("1 - unexplained.item()", "unexplained.item()"),
     ],
     "core 13": [
-        ("Layers(*hidden(), value_head", "Layers(*policy_hidden, value_head"),
+        ("nn.Sequential(*hidden(), value_head", "nn.Sequential(*policy_hidden, value_head"),
     ],
 }
 ATARI = {

@@ -180,10 +180,10 @@ def test_gaussian_functions_equal_torch_distributions(seed):
     torch.testing.assert_close(same, torch.zeros(9, dtype=torch.float64))
 
 
-def test_trust_region_is_mean_kl_and_maximum_ratio():
+def test_kl_and_ratio_are_mean_kl_and_maximum_ratio():
     agent = new_agent()
     obs, action, log_prob, old_mean, *_ = new_minibatch(agent)
-    kl, ratio = ppo.trust_region(agent, obs, action, old_mean, torch.zeros(3))
+    kl, ratio = ppo.kl_and_ratio(agent, obs, action, old_mean, torch.zeros(3))
     with torch.no_grad():
         new = Normal(agent.policy(obs), 1.0)
     expected = (new.log_prob(action).sum(-1) - log_prob).exp().max().item()

@@ -174,7 +174,7 @@ def test_a_step_without_gain_is_never_taken():
 
 
 def test_a_policy_that_is_no_longer_finite_ends_the_run(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(trpo, "trust_region", lambda *args: (math.nan, 1.0))
+    monkeypatch.setattr(trpo, "kl_and_ratio", lambda *args: (math.nan, 1.0))
     small = "--env-id InvertedPendulum-v5 --num-steps 64 --num-minibatches 4 --total-timesteps 128"
     assert trpo.main([*small.split(), "--runs-dir", str(tmp_path)]) == 1
     line = capsys.readouterr().err.splitlines()[-1]
