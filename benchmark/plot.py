@@ -198,8 +198,7 @@ def summarize(updates, y="mean_return", x="steps", statistic="mean", smooth=10, 
 def gaps(updates):
     """Sentences: which seeds an algorithm lacks that others have, and which seed ends a line."""
     sentences = []
-    for algorithm, task in itertools.product(*(sorted(set(updates[x])) for x in KEY[:2])):
-        rows = updates[(updates.algorithm == algorithm) & (updates.task == task)]
+    for (algorithm, task), rows in updates.groupby(KEY[:2]):
         ends = rows.groupby("seed").global_step.max()
         missing = sorted(set(updates.seed) - set(rows.seed))
         if missing:
