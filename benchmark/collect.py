@@ -1,6 +1,7 @@
 """Finished runs -> runs.csv and updates.csv of an experiment, small enough to be committed."""
 
 import csv
+import itertools
 import json
 import math
 import os
@@ -90,8 +91,29 @@ def summary(cell, reach=None):
     return row, [key | {name: rounded(x) for name, x in update.items()} for update in updates]
 
 
+def table(runs):
+    """Markdown: rows of runs.csv, the seeds of an algorithm on a task in one line."""
+    reach = any("steps_to_reach" in row for row in runs)
+    header = ["algorithm", "task", "steps", "last 100 episodes, per seed", "mean"]
+    header += ["steps to reach, per seed"] * reach
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    for key, rows in itertools.groupby(runs, lambda row: (row["algorithm"], row["task"])):
+        rows = list(rows)
+        returns = [float(row["last_100"]) for row in rows]
+        texts = [f"{max(int(row['steps']) for row in rows):,}"]
+        texts += [", ".join(f"{x:.4g}" for x in returns), f"{statistics.fmean(returns):.4g}"]
+        if reach:
+            steps = [row["steps_to_reach"] for row in rows]
+            texts.append(", ".join(f"{int(x):,}" if x else "never" for x in steps))
+        lines.append(f"| {' | '.join([*key, *texts])} |")
+    return "\n".join(lines)
+
+
 def collect(cells, columns, last_updates, reach, folder):
-    """Write runs.csv and updates.csv of the finished runs; keep others of the same settings."""
+    """Write runs.csv and updates.csv of the finished runs; keep others of the same settings.
+
+    -> the rows of runs.csv
+    """
     finished = [summary(cell, reach) for cell in cells if cell.is_complete()]
     runs = [row for row, _ in finished]
     updates = [row for _, rows in finished for row in rows[-last_updates:]]
@@ -117,3 +139,4 @@ def collect(cells, columns, last_updates, reach, folder):
         write_rows(folder / "runs.csv", sorted(runs + kept, key=order))
         if columns != []:
             write_rows(folder / "updates.csv", sorted(updates, key=order))
+    return sorted(runs + kept, key=order)

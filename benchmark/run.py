@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 import tyro
-from collect import collect
+from collect import collect, table
 from experiment import BadInput, cells_of, parse_seeds, read_experiment, selected
 from jobs import REPOSITORY, LocalJob, NoCluster, RayJobs, cores, progress, shown
 
@@ -193,8 +193,10 @@ def run(args):
         sweep = Sweep(wanted, start, workers)
         sweep.train()
         kept = [experiment[name] for name in ("columns", "last_updates", "reach")]
-        collect(cells, *kept, args.results / name)
+        rows = collect(cells, *kept, args.results / name)
     sweep.report()
+    if rows:
+        print(table(rows))
     print(f"{name}: {len(sweep.done)} of {len(wanted)} done; results: {shown(args.results / name)}")
     if len(sweep.done) == len(wanted):
         return 0

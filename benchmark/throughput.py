@@ -193,17 +193,18 @@ def measured(row, updates, core):
     return columns | {"steps_per_second": round(speed, 1), "seconds_left_out": left_out}
 
 
-def print_table(table, speeds):
-    """speeds: name -> steps per second of each round."""
+def speed_table(table, speeds):
+    """Markdown. speeds: name -> steps per second of each round."""
     peer = next(row.name for row in ROWS if row.table == table and row.package)
-    print(f"\n| {table} | steps/s: median (range) | ÷ {peer} | ÷ {BARE} |\n|---|---|---|---|")
+    lines = [f"| {table} | steps/s: median (range) | ÷ {peer} | ÷ {BARE} |", "|---|---|---|---|"]
     for name, own in speeds.items():
         line = f"| {name}"
         for other, form in (None, ".0f"), (peer, ".2f"), (BARE, ".2f"):
             x = [a / b for a, b in zip(own, speeds.get(other, []) if other else [1] * len(own))]
             texts = [f"{f(x):{form}}" for f in (statistics.median, min, max)] if x else ["–"] * 3
             line += " | {} ({} to {})".format(*texts)
-        print(line + " |")
+        lines.append(line + " |")
+    return "\n".join(lines)
 
 
 def main(
@@ -246,7 +247,7 @@ def main(
             writer.writeheader()
             writer.writerows(lines)
     for table, by_name in speeds.items():
-        print_table(table, by_name)
+        print(f"\n{speed_table(table, by_name)}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,34 @@
+"""The README's tables are those of the committed results."""
+
+import collections
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmark"))
+
+import paper
+from collect import rows_of, table
+from throughput import speed_table
+
+RESULTS = ROOT / "benchmark/results"
+TABLES = re.findall(r"<!-- (\S+) -->\n(.*?)<!-- /\1 -->", (ROOT / "README.md").read_text(), re.S)
+
+
+@pytest.mark.parametrize("name, text", TABLES, ids=[name for name, _ in TABLES])
+def test_table_is_that_of_the_results(name, text):
+    if name in paper.ARTIFACTS:
+        function, folder = paper.ARTIFACTS[name]
+        expected = function(RESULTS / folder)[0]
+    elif name.startswith("throughput/"):
+        speeds = collections.defaultdict(list)
+        for row in rows_of(RESULTS / f"{name}.csv"):
+            speeds[row["name"]].append(float(row["steps_per_second"]))
+        expected = speed_table(row["table"], speeds)
+    else:
+        expected = table(rows_of(RESULTS / name / "runs.csv"))
+    lines = [line for line in expected.splitlines() if line.startswith("|")]
+    assert text.strip().splitlines() == lines
