@@ -1082,24 +1082,25 @@ def kl_and_ratio(agent, obs, action, old_mean, old_log_std):
     return kl.mean().item(), log_ratio.max().exp().item()
 
 
-@torch.inference_mode()
 def collect_heldout(agent, envs, raw_obs, statistics, generator, args):
     """A second batch of the same policy: own environments and noise, frozen statistics.
 
     raw_obs (N, O) is where the environments stand, and is moved on. -> obs (B, O), action (B, A)
     """
-    b_obs, b_action, std = [], [], agent.log_std.exp()
-    for _ in range(args.num_steps):
-        obs = torch.from_numpy(normalize_obs(raw_obs, statistics, args.clip_obs)).to(std.device)
-        noise = torch.randn(len(envs), len(std), generator=generator).to(std.device)
-        b_obs.append(obs)
-        b_action.append(agent.policy(obs) + std * noise)
-        bounds = (envs[0].low, envs[0].high) if args.clip_actions else (-math.inf, math.inf)
-        for n, action in enumerate(b_action[-1].cpu().numpy().clip(*bounds)):
-            raw_obs[n], _, terminated, truncated = envs[n].step(action)
+    policy, std = numpy_policy(agent), agent.log_std.detach().exp().cpu()
+    obs = np.zeros((args.num_steps, *raw_obs.shape), np.float32)
+    shape = args.num_steps, len(envs), len(std)
+    action = (torch.randn(shape, generator=generator) * std).numpy()  # the noise of it
+    bounds = (envs[0].low, envs[0].high) if args.clip_actions else (-math.inf, math.inf)
+    for t in range(args.num_steps):
+        obs[t] = normalize_obs(raw_obs, statistics, args.clip_obs)
+        action[t] += policy(obs[t])
+        for n, sent in enumerate(action[t].clip(*bounds)):
+            raw_obs[n], _, terminated, truncated = envs[n].step(sent)
             if terminated or truncated:
                 raw_obs[n] = envs[n].reset()
-    return torch.cat(b_obs), torch.cat(b_action)
+    arrays, device = (obs, action), agent.log_std.device
+    return [torch.from_numpy(x).flatten(0, 1).to(device) for x in arrays]
 
 
 # For `uv run`, which installs what a script names.

@@ -291,12 +291,13 @@ class Line:
 
 
 @pytest.mark.parametrize("clip_actions", [True, False])
-def test_heldout_batch_is_what_the_policy_does_in_its_own_environments(clip_actions):
+def test_heldout_batch_is_what_the_policy_does_in_its_own_environments(clip_actions, monkeypatch):
+    monkeypatch.setattr(ppo, "numpy_policy", lambda agent: lambda obs: 0.5 * obs)
     args = ppo.Args(num_envs=2, num_steps=32, clip_actions=clip_actions)
     args.num_steps = 4
     envs = Line(None, "truncated", None, None), Line("terminated", None, None, None)
     agent = torch.nn.Module()
-    agent.policy, agent.log_std = lambda obs: 0.5 * obs, torch.tensor([math.log(2)])
+    agent.log_std = torch.tensor([math.log(2)])
     statistics, generator = ppo.RunningMeanStd(1), torch.Generator().manual_seed(3)
     raw_obs = np.array([[1.0], [-2.0]])
     obs, action = ppo.collect_heldout(agent, envs, raw_obs, statistics, generator, args)
