@@ -189,6 +189,12 @@ class Agent(nn.Module):
         # [continuous 2] The log standard deviation doesn't depend on the state: one vector, from 0.
         self.log_std = nn.Parameter(torch.zeros(action_size))
 
+    def groups(self, args):
+        """Sizes of the groups of parameters with an Adam rate and a gradient norm of their own."""
+        total = sum(x.numel() for x in self.parameters())
+        policy = self.log_std.numel() + sum(x.numel() for x in self.policy.parameters())
+        return [total] if args.value_learning_rate is None else [policy, total - policy]
+
 
 def gaussian_log_prob(action, mean, log_std):
     """log p(action) = -sum over A of ((action - mean) / std)**2 / 2 + log_std + log(2 pi) / 2"""
@@ -284,18 +290,16 @@ def policy_and_value_gradients(agent, parameters, args, limits, old_log_std, min
     if args.ent_coef != 0:  # left out at 0, where it changes nothing
         loss = loss - args.ent_coef * entropy
     gradient = torch.cat([x.flatten() for x in torch.autograd.grad(loss, parameters)])
-    # [core 11] Global gradient clipping (E9): one norm over all parameters.
-    norm = gradient.norm()
-    gradient = gradient * (args.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-    losses = torch.stack([policy_loss, value_loss, entropy, norm]).detach()
+    losses = torch.stack([policy_loss, value_loss, entropy, gradient.norm()]).detach()
+    # [core 11] Global gradient clipping (E9): one norm over all parameters of a group.
+    parts = gradient.split(agent.groups(args))
+    scales = [(args.max_grad_norm / (x.norm() + 1e-6)).clamp(max=1.0) for x in parts]
+    gradient = torch.cat([x * scale for x, scale in zip(parts, scales)])
     return gradient, losses, log_ratio.detach()
 
 
 def adapted_kl_coef(kl_coef, mean_kl, kl_target):
-    """Half below kl_target / 1.5, double above kl_target * 1.5 (PPO paper, section 4).
-
-    It stays within [1e-4, 1e4], so that it can come back.
-    """
+    """Half below kl_target / 1.5, double above kl_target * 1.5 (PPO paper), within [1e-4, 1e4]."""
     if mean_kl < kl_target / 1.5:
         return max(kl_coef / 2, 1e-4)
     return min(kl_coef * 2, 1e4) if mean_kl > kl_target * 1.5 else kl_coef
@@ -323,14 +327,9 @@ def train(args):
     parameters = list(agent.parameters())  # log_std and the policy's come first
     vector = nn.utils.parameters_to_vector(parameters).detach()
     nn.utils.vector_to_parameters(vector, parameters)
-    policy_size = agent.log_std.numel() + sum(x.numel() for x in agent.policy.parameters())
-    # [core 3] Adam's epsilon is 1e-5. Adam treats each parameter apart, so a group with a rate of
-    # its own is what an optimizer of its own would be.
-    rates, sizes = [args.learning_rate], [len(vector)]
-    if args.value_learning_rate is not None:
-        rates.append(args.value_learning_rate)
-        sizes = [policy_size, len(vector) - policy_size]
-    groups = [{"params": [x]} for x in vector.split(sizes)]
+    # [core 3] Adam's epsilon is 1e-5. A group with a rate of its own is an optimizer of its own.
+    rates = args.learning_rate, args.value_learning_rate
+    groups = [{"params": [x]} for x in vector.split(agent.groups(args))]
     optimizer = unprofiled(torch.optim.Adam(groups, eps=args.adam_eps, fused=True))
     obs_statistics, scale_reward = RunningMeanStd(O), RewardScaling(args)
     kl_coef = torch.tensor(args.kl_coef)
@@ -415,7 +414,7 @@ def train(args):
                 # [aux 3] Early stopping by KL: before the step, and out of all epochs.
                 if args.target_kl is not None and approximate_kl(log_ratio)[1] > args.target_kl:
                     break
-                for group, x in zip(optimizer.param_groups, gradient.split(sizes)):
+                for group, x in zip(optimizer.param_groups, gradient.split(agent.groups(args))):
                     group["params"][0].grad = x
                 optimizer.step()
 

@@ -74,7 +74,11 @@ PPO = {
         ("loss = loss - args.ent_coef * entropy", "pass"),
         ("args.vf_coef * value_loss", "value_loss"),
     ],
-    "core 11": GRADIENT_CLIPPING,
+    "core 11": [
+        ("[x * scale for x, scale in zip(parts, scales)]", "parts"),
+        ("(x.norm() + 1e-6)", "(x.abs().max() + 1e-6)"),
+        ("parts = gradient.split(agent.groups(args))", "parts = [gradient]"),
+    ],
     "core 12": [
         ("losses.mean(0).tolist()", "losses[-1].tolist()"),
         (

@@ -242,6 +242,21 @@ def test_core_11_one_norm_over_all_gradients_is_at_most_half(observe):
     assert torch.equal(seen.calls[-1].gradient, vector.grad)
 
 
+def test_core_11_a_value_network_with_a_rate_of_its_own_has_a_norm_of_its_own():
+    """Or a large value loss would stop the policy: Adam's epsilon is larger than what is left."""
+    agent = new_agent()
+    minibatch = new_minibatch(agent)
+    minibatch = (*minibatch[:-1], minibatch[-1] + 1000.0)
+    settings = {"value_learning_rate": 1e-3, "max_grad_norm": 1e-2}
+    free, clipped = gradients_of(agent, minibatch)[0], gradients_of(agent, minibatch, **settings)[0]
+    size = sum(x.numel() for x in agent.value.parameters())
+    for part in slice(-size), slice(-size, None):
+        assert free[part].norm() > 2e-2
+        torch.testing.assert_close(clipped[part], free[part] * 1e-2 / free[part].norm())
+    together = gradients_of(agent, minibatch, max_grad_norm=1e-2)[0]
+    assert together[:-size].norm() < 1e-4
+
+
 def test_core_12_debug_variables_are_means_over_all_minibatches(observe):
     seen = observe(learning_rate=0.03, num_steps=12, num_minibatches=3, total_timesteps=24)
     assert [report["losses/minibatches"] for report in seen.reports] == [6, 6]
