@@ -93,8 +93,8 @@ PPO = {
         ("policy_hidden if args.share_network else hidden()", "policy_hidden"),
     ],
     "continuous 1": [
-        ("action[t] += policy", "action[t] = policy"),
-        ("generator=generator) * std).numpy()", "generator=generator).sign() * std).numpy()"),
+        ("action[t] += policy(next_obs", "action[t] = policy(next_obs"),
+        ("torch.randn(T, N, A, generator=generator)", "torch.randn(T, N, A).sign()"),
     ],
     "continuous 2": [
         ("torch.zeros(action_size)", "torch.full((action_size,), -0.5)"),
@@ -112,7 +112,10 @@ PPO = {
         ('"tanh": nn.Tanh', '"tanh": nn.ReLU'),
     ],
     "continuous 5": [
-        ("action[t].clip(*bounds)", "action[t]"),
+        (
+            "action[t].clip(*bounds)):\n                    outcome",
+            "action[t]):\n                    outcome",
+        ),
         (
             "action[t] += policy(next_observation)",
             "action[t] = (action[t] + policy(next_observation)).clip(*bounds)",
