@@ -125,10 +125,8 @@ def collect(cells, columns, last_updates, reach, folder):
     elsewhere = {tuple(row[x] for x in KEY) for row in kept}
     old_updates = rows_of(folder / "updates.csv")
     updates += [row for row in old_updates if tuple(row[x] for x in KEY) in elsewhere]
+    lacking = [x for x in columns or [] if updates and not any(x in row for row in updates)]
     if columns is not None:
-        for name in columns:
-            if not any(name in row for row in updates):
-                raise BadInput(f"columns: none of these runs has logged {name!r}.")
         names = {*KEY, *columns}
         updates = [{name: x for name, x in row.items() if name in names} for row in updates]
 
@@ -139,4 +137,6 @@ def collect(cells, columns, last_updates, reach, folder):
         write_rows(folder / "runs.csv", sorted(runs + kept, key=order))
         if columns != []:
             write_rows(folder / "updates.csv", sorted(updates, key=order))
+    if lacking:  # said last, so that nothing is lost
+        raise BadInput(f"columns: none of these runs has logged {lacking[0]!r}.")
     return sorted(runs + kept, key=order)
