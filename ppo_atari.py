@@ -48,7 +48,7 @@ class Args:
     learning_rate: float = 2.5e-4  # initial rate of Adam
     anneal_lr: bool = True  # lower the rates linearly towards 0 over the run
     adam_eps: float = 1e-5  # PyTorch's own default is 1e-8
-    max_grad_norm: float = 0.5  # L2 norm of the gradients of a step, all together; inf: off
+    max_grad_norm: float = 0.5  # largest L2 norm of all gradients that share a rate; inf: off
     gamma: float = 0.99  # discount per step
     gae_lambda: float = 0.95  # 1: return minus value; 0: one-step TD error
     bootstrap_on_truncation: bool = True  # off: a time limit counts as a real end (Baselines)

@@ -48,7 +48,7 @@ class Args:
     value_learning_rate: float | None = None  # of the value network; None, in PPO: as learning_rate
     anneal_lr: bool = True  # lower the rates linearly towards 0 over the run
     adam_eps: float = 1e-5  # PyTorch's own default is 1e-8
-    max_grad_norm: float = 0.5  # L2 norm of the gradients of a step, all together; inf: off
+    max_grad_norm: float = 0.5  # largest L2 norm of all gradients that share a rate; inf: off
     gamma: float = 0.99  # discount per step
     gae_lambda: float = 0.95  # 1: return minus value; 0: one-step TD error
     bootstrap_on_truncation: bool = True  # off: a time limit counts as a real end (Baselines)
@@ -255,7 +255,7 @@ def policy_and_value_gradients(agent, parameters, args, limits, old_log_std, min
     value_loss = mean(max((V - target)**2, (clip(V, V_old +- clip_value_coef) - target)**2)) / 2
 
     limits: clip_coef, clip_value_coef, kl_coef as tensors (). minibatch: (M, ...) tensors.
-    -> gradient; policy loss, value loss, entropy and gradient norm (4,); log of the ratio (M,)
+    -> gradient; policy loss, value loss, entropy, norm before clipping (4,); log of the ratio (M,)
     """
     clip_coef, clip_value_coef, kl_coef = limits
     mb_obs, mb_action, mb_log_prob, mb_mean, mb_value, mb_advantage, mb_target = minibatch
@@ -327,8 +327,8 @@ def train(args):
     parameters = list(agent.parameters())  # log_std and the policy's come first
     vector = nn.utils.parameters_to_vector(parameters).detach()
     nn.utils.vector_to_parameters(vector, parameters)
-    # [core 3] Adam's epsilon is 1e-5. A group with a rate of its own is an optimizer of its own.
-    rates = args.learning_rate, args.value_learning_rate
+    # [core 3] Adam's epsilon is 1e-5. A group with its own rate acts as an optimizer of its own.
+    rates = args.learning_rate, args.value_learning_rate  # the second if there is a second group
     groups = [{"params": [x]} for x in vector.split(agent.groups(args))]
     optimizer = unprofiled(torch.optim.Adam(groups, eps=args.adam_eps, fused=True))
     obs_statistics, scale_reward = RunningMeanStd(O), RewardScaling(args)

@@ -192,9 +192,9 @@ def run(args):
             start, workers = RayJobs(args.ray), args.workers or len(cells)
         sweep = Sweep(wanted, start, workers)
         sweep.train()
+        sweep.report()
         kept = [experiment[name] for name in ("columns", "last_updates", "reach")]
         rows = collect(cells, *kept, args.results / name)
-    sweep.report()
     if rows:
         print(table(rows))
     print(f"{name}: {len(sweep.done)} of {len(wanted)} done; results: {shown(args.results / name)}")

@@ -275,6 +275,16 @@ def test_sweep_trains_what_its_commands_do_by_hand(write, sweep, tmp_path, optio
         assert_same_training(one.parent, other.parent)
 
 
+def test_a_column_that_no_run_has_logged_costs_no_results(write, sweep, tmp_path):
+    more = 'columns = ["global_step", "heldout_mean_kl"]\n[algorithms.PPO]'
+    status, _, error = sweep(*write("Toy", more=more))
+    assert status == 2 and "none of these runs has logged 'heldout_mean_kl'" in error
+    assert len(rows(tmp_path / "results/tiny/runs.csv")) == 1
+    assert [x["global_step"] for x in rows(tmp_path / "results/tiny/updates.csv")] == ["8", "16"]
+    status, out, error = sweep(*write("Failing", more=more), "--results", str(tmp_path / "none"))
+    assert status == 1 and "the wheel came off" in out and "go on with" in error
+
+
 def test_failing_run_stops_no_other(write, sweep, tmp_path):
     status, out, error = sweep(*write("Failing", "Toy"), "--workers", "1")
     assert status == 1 and "1 of 2 done" in out and "go on with: python benchmark/run.py" in error

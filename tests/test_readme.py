@@ -18,6 +18,12 @@ RESULTS = ROOT / "benchmark/results"
 TABLES = re.findall(r"<!-- (\S+) -->\n(.*?)<!-- /\1 -->", (ROOT / "README.md").read_text(), re.S)
 
 
+def test_every_table_has_both_its_marks():
+    names = "cleanrl mujoco_trpo minimal table2 table3 figure2 atari atari_lstm multidiscrete taxi"
+    names += " throughput/ppo throughput/trpo throughput/atari"
+    assert [name for name, _ in TABLES] == names.split()
+
+
 @pytest.mark.parametrize("name, text", TABLES, ids=[name for name, _ in TABLES])
 def test_table_is_that_of_the_results(name, text):
     if name in paper.ARTIFACTS:
