@@ -8,8 +8,11 @@ import os
 import statistics
 
 from experiment import BadInput
+from jobs import shown
 
 KEY = "algorithm", "task", "seed"
+RUNS = dict.fromkeys(("algorithm", "task", "script", "settings"), str)
+RUNS |= {"seed": int, "steps": int, "last_100": float}  # what is read back of runs.csv
 
 
 def rows_of(path):
@@ -17,6 +20,28 @@ def rows_of(path):
         return []
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
+
+
+def committed(folder):
+    """The rows of runs.csv and updates.csv of a results folder, or BadInput."""
+    tables = []
+    for name, kinds in ("runs.csv", RUNS), ("updates.csv", {x: RUNS[x] for x in KEY}):
+        try:
+            rows = rows_of(folder / name)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise BadInput(f"{shown(folder / name)} cannot be read as a CSV: {error}") from None
+        for line, row in enumerate(rows, start=2):
+            for column, kind in kinds.items():
+                try:
+                    missing = row[column] in ("", None)
+                    kind(row[column])
+                except (KeyError, TypeError, ValueError):
+                    missing = True
+                if missing:
+                    where = f"{shown(folder / name)}, line {line}"
+                    raise BadInput(f"{where}: {column} is {row.get(column)!r}; mend or delete it.")
+        tables.append(rows)
+    return tables
 
 
 def write_rows(path, rows):
@@ -42,12 +67,12 @@ def final_reward(updates):
 
 
 def steps_to_reach(level, episodes):
-    """Steps after which 100 episodes in a row first had a mean of this level; "" if never."""
+    """Steps after which 100 episodes in a row first had a mean of this level, or "never"."""
     returns = [float(row["episodic_return"]) for row in episodes]
     for end in range(100, len(returns) + 1):
         if statistics.fmean(returns[end - 100 : end]) >= level:
             return episodes[end - 1]["global_step"]
-    return ""
+    return "never"
 
 
 def changed_settings(cell):
@@ -103,8 +128,8 @@ def table(runs):
         texts = [f"{max(int(row['steps']) for row in rows):,}"]
         texts += [", ".join(f"{x:.4g}" for x in returns), f"{statistics.fmean(returns):.4g}"]
         if reach:
-            steps = [row["steps_to_reach"] for row in rows]
-            texts.append(", ".join(f"{int(x):,}" if x else "never" for x in steps))
+            steps = [row.get("steps_to_reach") or "unknown" for row in rows]
+            texts.append(", ".join(f"{int(x):,}" if x.isdecimal() else x for x in steps))
         lines.append(f"| {' | '.join([*key, *texts])} |")
     return "\n".join(lines)
 
@@ -114,16 +139,22 @@ def collect(cells, columns, last_updates, reach, folder):
 
     -> the rows of runs.csv
     """
-    finished = [summary(cell, reach) for cell in cells if cell.is_complete()]
+    finished = []
+    for cell in [cell for cell in cells if cell.is_complete()]:
+        try:
+            finished.append(summary(cell, reach))
+        except (LookupError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__} {error}"
+            raise BadInput(f"{shown(cell.run())} has a damaged CSV: {reason}") from None
     runs = [row for row, _ in finished]
     updates = [row for _, rows in finished for row in rows[-last_updates:]]
     here = {tuple(row[x] for x in KEY) for row in runs}
     wanted = {(x.algorithm, x.task, x.script.__name__, changed_settings(x)) for x in cells}
     same = ("algorithm", "task", "script", "settings")
-    kept = [row for row in rows_of(folder / "runs.csv") if tuple(row[x] for x in same) in wanted]
+    old_runs, old_updates = committed(folder)
+    kept = [row for row in old_runs if tuple(row[x] for x in same) in wanted]
     kept = [row for row in kept if tuple(row[x] for x in KEY) not in here]
     elsewhere = {tuple(row[x] for x in KEY) for row in kept}
-    old_updates = rows_of(folder / "updates.csv")
     updates += [row for row in old_updates if tuple(row[x] for x in KEY) in elsewhere]
     lacking = [x for x in columns or [] if updates and not any(x in row for row in updates)]
     if columns is not None:

@@ -4,7 +4,7 @@
     tasks = ["Hopper-v5", "Walker2d-v5"]
     seeds = "1:5"                            # both ends are included
     columns = ["global_step", "mean_return"] # of updates.csv; left out: all; []: no such file
-    last_updates = 20                        # rows of a run in updates.csv; left out: all
+    last_updates = 20                        # rows of a run in updates.csv; left out or 0: all
     reach = 6                                # after how many steps do 100 episodes have this mean?
     settings.total_timesteps = 1_000_000     # of all runs, under their names in the script's Args
     [algorithms.PPO]
@@ -129,6 +129,8 @@ def read_experiment(path):
     for key in "tasks", "seeds", "algorithms":
         if not experiment.get(key):
             raise BadInput(f"{path}: {key} is missing.")
+    if experiment["last_updates"] < 0:
+        raise BadInput(f"{path}: last_updates is {experiment['last_updates']}; type 0 for all.")
     for x in [*experiment["tasks"], *(experiment["columns"] or [])]:
         if not isinstance(x, str):
             raise BadInput(f"{path}: {x!r} is no text.")

@@ -34,7 +34,8 @@ import scipy.stats
 
 FIGURES = Path(__file__).parent / "figures"
 KEY = ["algorithm", "task", "seed"]
-TEXTS = {"algorithm", "task", "script", "settings", "versions"}  # other columns hold numbers
+TEXTS = {"algorithm", "task", "script", "settings", "versions", "git_commit"}  # others: numbers
+NEVER_EMPTY = {*KEY, "script", "settings", "versions", "steps"}
 NOT_THE_ALGORITHM = {"env_id", "seed", "runs_dir", "resume", "checkpoint_every", "heldout"}
 NOT_THE_ALGORITHM |= {"total_timesteps", "compile", "threads", "cuda", "torch_deterministic"}
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]  # Okabe-Ito
@@ -54,16 +55,21 @@ def fail(message):
 
 # ---- Reading ----
 def read_csv(path, columns):
-    """A CSV with these columns, as numbers but for TEXTS; what isn't a number becomes NaN."""
+    """A CSV with these columns: all but TEXTS become numbers, or NaN where there is none."""
     try:
-        table = pd.read_csv(path)
+        table = pd.read_csv(path, dtype=dict.fromkeys(TEXTS, str))
     except (OSError, ValueError) as error:
         fail(f"{path} cannot be read as a CSV: {str(error).splitlines()[0]}")
     lacking = [column for column in columns if column not in table]
     if lacking:
         fail(f"{path} has no column {', '.join(lacking)}.")
-    numbers = [column for column in columns if column not in TEXTS]
-    return table.assign(**{x: pd.to_numeric(table[x], errors="coerce") for x in numbers})
+    numbers = [column for column in table if column not in TEXTS]
+    table = table.assign(**{x: pd.to_numeric(table[x], errors="coerce") for x in numbers})
+    for column in columns:
+        lines = table.index[table[column].isna()] + 2  # the header is the first line
+        if column in NEVER_EMPTY and len(lines):
+            fail(f"{path}, line {lines[0]}: {column} is missing or no number.")
+    return table
 
 
 def read_config(run):
@@ -96,6 +102,8 @@ def read_runs(folder, columns):
     if not (folder / "runs.csv").is_file():
         fail(f"{folder} is no results folder: it has no runs.csv.")
     runs = read_csv(folder / "runs.csv", KEY + columns)
+    if runs.empty:
+        fail(f"{folder}/runs.csv has no run in it.")
     if runs.duplicated(KEY).any():
         fail(f"{folder}/runs.csv has several rows for one algorithm, task and seed.")
     return runs

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 import tyro
-from collect import collect, table
+from collect import collect, committed, table
 from experiment import BadInput, cells_of, parse_seeds, read_experiment, selected
 from jobs import REPOSITORY, LocalJob, NoCluster, RayJobs, cores, progress, shown
 
@@ -178,6 +178,7 @@ def run(args):
         for cell in wanted:
             print(shlex.join(["python", *cell.command(shown(cell.folder))]))
         return 0
+    committed(args.results / name)  # what is damaged there is said now, not after the training
     folder = args.runs_dir.resolve() / name
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:

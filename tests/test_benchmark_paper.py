@@ -199,6 +199,43 @@ def test_bad_input_is_one_line(artifact, monkeypatch, tmp_path, capsys):
     )
 
 
+@pytest.mark.parametrize("artifact", ["table2", "figure2", "cleanrl"])
+@pytest.mark.parametrize(
+    "column, value, message",
+    [
+        ("steps", "", "line 3: steps is missing or no number."),
+        ("steps", "many", "line 3: steps is missing or no number."),
+        ("seed", "one", "line 3: seed is missing or no number."),
+        ("versions", "", "line 3: versions is missing or no number."),
+        (None, None, "runs.csv has no run in it."),
+    ],
+)
+def test_damaged_results(artifact, column, value, message, monkeypatch, tmp_path, capsys):
+    runs = [("PPO", "Hopper-v5", seed, {}, 100) for seed in (1, 2)]
+    folder = write_results(tmp_path / "results", runs)
+    table = pd.read_csv(folder / "runs.csv", dtype=str)
+    if column:
+        table.loc[1, column] = value
+    table[: None if column else 0].to_csv(folder / "runs.csv", index=False)
+    with pytest.raises(SystemExit):
+        make(monkeypatch, tmp_path, artifact, folder)
+    error = capsys.readouterr().err
+    assert error.endswith(f"{message}\n") and error.count("\n") == 1
+
+
+def test_text_among_numbers_is_missing_and_numbers_among_names_are_names(monkeypatch, tmp_path):
+    runs = [("PPO", "Hopper-v5", 1, {}, 100), ("PPO", "2048", 1, {}, 100)]
+    columns = "max_ratio", "mean_kl", "heldout_max_ratio", "heldout_mean_kl"
+    folder = write_results(tmp_path / "results", runs, columns=columns)
+    table = pd.read_csv(folder / "updates.csv").astype({"heldout_mean_kl": str, "clip_coef": str})
+    table[["heldout_mean_kl", "clip_coef"]] = "text"
+    table.to_csv(folder / "updates.csv", index=False)
+    rows = rows_of(make(monkeypatch, tmp_path, "figure2", folder))
+    assert ["2048", "PPO", "1", "1.10", "1.10", "1.100", "missing"] in rows
+    folder = write_results(tmp_path / "others", runs[1:])
+    assert "Hopper | missing" in make(monkeypatch, tmp_path, "cleanrl", folder)
+
+
 def test_no_run_of_the_wanted_algorithms(monkeypatch, tmp_path, capsys):
     folder = write_results(tmp_path / "results", [("A2C", "Hopper-v5", 1, {}, 1)])
     with pytest.raises(SystemExit):

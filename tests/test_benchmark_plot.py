@@ -143,6 +143,15 @@ def test_results_folder_is_read(tmp_path):
     assert read.mean_return.tolist() == [1, 2, 3, 4] and set(read.versions) == {"torch 2"}
 
 
+def test_algorithm_whose_name_is_a_number(monkeypatch, tmp_path):
+    updates = updates_of(1, [1, 2], algorithm=1)
+    updates[:1].to_csv(tmp_path / "runs.csv", index=False)
+    updates.drop(columns="versions").to_csv(tmp_path / "updates.csv", index=False)
+    assert plot.read([tmp_path], ["global_step", "mean_return"]).algorithm.tolist() == ["1", "1"]
+    run_plot(monkeypatch, tmp_path, "--out", tmp_path / "f.png")
+    assert (tmp_path / "f.svg").exists()
+
+
 def test_bad_input_is_one_line_and_status_2(monkeypatch, tmp_path, capsys):
     run = write_run(tmp_path / "run", 1, [1, 2])
     (tmp_path / "a.csv").write_text("x\n1\n")

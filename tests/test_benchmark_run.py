@@ -134,7 +134,8 @@ def test_engstrom_cells_are_those_released(tmp_path):
         settings = cell.settings()
         assert cell.script is script and released.items() <= settings.items()
         assert not settings["clip_actions"] and not settings["bootstrap_on_truncation"]
-        assert settings["heldout"] == (cell.algorithm in ("TRPO", "PPO", "PPO-M"))  # Figures 2 to 4
+        in_figures = cell.algorithm in ("TRPO", "PPO", "PPO-M") and cell.task != "Humanoid-v5"
+        assert settings["heldout"] == in_figures  # 2 to 4
 
 
 def test_dry_run_prints_the_commands_and_writes_nothing(write, sweep, tmp_path):
@@ -169,6 +170,7 @@ def test_dry_run_prints_the_commands_and_writes_nothing(write, sweep, tmp_path):
         ("reach = true\n[algorithms.PPO]", "reach is True; it has to be a number"),
         ("reach = nan\n[algorithms.PPO]", "reach is nan; it has to be a number"),
         ("last_updates = true\n[algorithms.PPO]", "it has to be a whole number"),
+        ("last_updates = -1\n[algorithms.PPO]", "last_updates is -1; type 0 for all"),
         ("", "algorithms is missing"),
         ("[algorithms.PPO", "tiny.toml: "),
         ("[algorithms.PPO]\nsetings.gamma = 1", "has no key 'setings'"),
@@ -283,6 +285,52 @@ def test_a_column_that_no_run_has_logged_costs_no_results(write, sweep, tmp_path
     assert [x["global_step"] for x in rows(tmp_path / "results/tiny/updates.csv")] == ["8", "16"]
     status, out, error = sweep(*write("Failing", more=more), "--results", str(tmp_path / "none"))
     assert status == 1 and "the wheel came off" in out and "go on with" in error
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("runs", "algorithm,task,seed\nPPO,Hopper-v5,1\n", "line 2: script is None"),
+        ("runs", "{header}\nPPO,T,1,s,{{}},16,\n", "line 2: last_100 is ''"),
+        (
+            "runs",
+            "{header}\nPPO,T,1,s,{{}},16,3\nPPO,T,2,s,{{}},many,3\n",
+            "line 3: steps is 'many'",
+        ),
+        ("updates", "algorithm,task,seed\nPPO,T,x\n", "line 2: seed is 'x'"),
+        ("updates", "\xff", "cannot be read as a CSV"),
+    ],
+)
+def test_damaged_results_are_said_before_the_training(write, sweep, tmp_path, name, text, message):
+    header = "algorithm,task,seed,script,settings,steps,last_100"
+    path = tmp_path / f"results/tiny/{name}.csv"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(text.format(header=header).encode("latin-1"))
+    status, _, error = sweep(*write("Toy"))
+    assert status == 2 and f"{path}" in error and message in error and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_damaged_run_is_said_in_one_line(write, sweep, tmp_path):
+    assert sweep(*write("Toy"))[0] == 0
+    (path,) = (tmp_path / "runs").rglob("updates.csv")
+    path.write_text("update,global_step\n2,16\n")
+    status, _, error = sweep(*write("Toy"))
+    assert status == 2 and f"{path.parent} has a damaged CSV" in error and error.count("\n") == 1
+
+
+def test_reach_that_is_added_later(write, sweep, tmp_path):
+    """A row that was trained elsewhere, without it: unknown, now and when it is read again."""
+    more = "[algorithms.PPO]\n[algorithms.Q]"
+    assert sweep(*write("Toy", more=more), "--only", "algorithm=Q")[0] == 0
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    command = write("Toy", more=f"reach = 99\n{more}")
+    for _ in range(2):
+        out = sweep(*command, "--only", "algorithm=PPO")[1]
+        assert [line.split(" | ")[-1] for line in out.splitlines() if "Toy-v0 | 16" in line] == [
+            "never |",
+            "unknown |",
+        ]
 
 
 def test_failing_run_stops_no_other(write, sweep, tmp_path):
@@ -435,7 +483,8 @@ def test_steps_to_reach_by_hand():
     assert collect.steps_to_reach(0.5, episodes) == 1000
     assert collect.steps_to_reach(0.51, episodes) == 1010
     assert collect.steps_to_reach(1, episodes) == 1500
-    assert collect.steps_to_reach(1.1, episodes) == collect.steps_to_reach(0, episodes[:99]) == ""
+    assert collect.steps_to_reach(1.1, episodes) == "never"
+    assert collect.steps_to_reach(0, episodes[:99]) == "never"
 
 
 def test_rounding_keeps_whole_numbers():
