@@ -7,12 +7,13 @@ import math
 import os
 import statistics
 
-from experiment import BadInput
+from experiment import BadInput, Cell
 from jobs import shown
 
 KEY = "algorithm", "task", "seed"
 RUNS = dict.fromkeys(("algorithm", "task", "script", "settings"), str)
 RUNS |= {"seed": int, "steps": int, "last_100": float}  # what is read back of runs.csv
+UPDATES = {name: RUNS[name] for name in KEY} | {"global_step": int}  # and of updates.csv
 
 
 def rows_of(path):
@@ -22,24 +23,29 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
+def holds(text, kind):
+    """Whether a field of a CSV is a str, int or float; an empty one is none of them."""
+    try:
+        return bool(text) and kind(text) is not None
+    except ValueError:
+        return False
+
+
 def committed(folder):
-    """The rows of runs.csv and updates.csv of a results folder, or BadInput."""
+    """The rows of runs.csv and of updates.csv in a results folder, or BadInput."""
     tables = []
-    for name, kinds in ("runs.csv", RUNS), ("updates.csv", {x: RUNS[x] for x in KEY}):
+    for path, kinds in (folder / "runs.csv", RUNS), (folder / "updates.csv", UPDATES):
         try:
-            rows = rows_of(folder / name)
+            rows = rows_of(path)
         except (csv.Error, UnicodeDecodeError) as error:
-            raise BadInput(f"{shown(folder / name)} cannot be read as a CSV: {error}") from None
+            raise BadInput(f"{shown(path)} cannot be read as a CSV: {error}") from None
         for line, row in enumerate(rows, start=2):
             for column, kind in kinds.items():
-                try:
-                    missing = row[column] in ("", None)
-                    kind(row[column])
-                except (KeyError, TypeError, ValueError):
-                    missing = True
-                if missing:
-                    where = f"{shown(folder / name)}, line {line}"
-                    raise BadInput(f"{where}: {column} is {row.get(column)!r}; mend or delete it.")
+                if column == "global_step" and column not in row:
+                    continue  # `columns` may leave it out
+                if not holds(row.get(column), kind):
+                    wrong = f"{column} is {row.get(column)!r}"
+                    raise BadInput(f"{shown(path)}, line {line}: {wrong}; mend or delete it.")
         tables.append(rows)
     return tables
 
@@ -140,7 +146,7 @@ def collect(cells, columns, last_updates, reach, folder):
     -> the rows of runs.csv
     """
     finished = []
-    for cell in [cell for cell in cells if cell.is_complete()]:
+    for cell in filter(Cell.is_complete, cells):
         try:
             finished.append(summary(cell, reach))
         except (LookupError, TypeError, ValueError) as error:

@@ -298,6 +298,7 @@ def test_a_column_that_no_run_has_logged_costs_no_results(write, sweep, tmp_path
             "line 3: steps is 'many'",
         ),
         ("updates", "algorithm,task,seed\nPPO,T,x\n", "line 2: seed is 'x'"),
+        ("updates", "algorithm,task,seed,global_step\nPPO,T,1,\n", "line 2: global_step is ''"),
         ("updates", "\xff", "cannot be read as a CSV"),
     ],
 )
@@ -313,8 +314,8 @@ def test_damaged_results_are_said_before_the_training(write, sweep, tmp_path, na
 
 def test_damaged_run_is_said_in_one_line(write, sweep, tmp_path):
     assert sweep(*write("Toy"))[0] == 0
-    (path,) = (tmp_path / "runs").rglob("updates.csv")
-    path.write_text("update,global_step\n2,16\n")
+    (path,) = (tmp_path / "runs").rglob("episodes.csv")
+    path.write_text("global_step\n16\n")
     status, _, error = sweep(*write("Toy"))
     assert status == 2 and f"{path.parent} has a damaged CSV" in error and error.count("\n") == 1
 
