@@ -21,7 +21,7 @@ An *update* is one rollout and what is learned from it; an *epoch* is one pass o
 cut the sum over lambda, only termination cuts the bootstrap from the next observation's value.
 
 Reading order: Args, then `train`, and each function when the loop calls it. What stands below the
-line "Plumbing" may be skipped, but for `kl_and_ratio`, whose mean KL --kl-target steers by.
+line "Plumbing" may be skipped.
 """
 
 import dataclasses
@@ -188,12 +188,12 @@ class Agent(nn.Module):
         self.value = nn.Sequential(*value_hidden, value_head, nn.Flatten(0))
         # [continuous 2] The log standard deviation doesn't depend on the state: one vector, from 0.
         self.log_std = nn.Parameter(torch.zeros(action_size))
-        # Sizes of the groups of parameters with an Adam rate and a gradient norm of their own;
-        # shared layers are the policy's.
+
+    def groups(self, args):
+        """Sizes of the groups of parameters with an Adam rate and a gradient norm of their own."""
         total = sum(x.numel() for x in self.parameters())
-        policy = action_size + sum(x.numel() for x in self.policy.parameters())
-        one_rate = args.value_learning_rate is None
-        self.group_sizes = [total] if one_rate else [policy, total - policy]
+        policy = self.log_std.numel() + sum(x.numel() for x in self.policy.parameters())
+        return [total] if args.value_learning_rate is None else [policy, total - policy]
 
 
 def gaussian_log_prob(action, mean, log_std):
@@ -292,7 +292,7 @@ def policy_and_value_gradients(agent, parameters, args, limits, old_log_std, min
     gradient = torch.cat([x.flatten() for x in torch.autograd.grad(loss, parameters)])
     losses = torch.stack([policy_loss, value_loss, entropy, gradient.norm()]).detach()
     # [core 11] Global gradient clipping (E9): one norm over all parameters of a group.
-    parts = gradient.split(agent.group_sizes)
+    parts = gradient.split(agent.groups(args))
     scales = [(args.max_grad_norm / (x.norm() + 1e-6)).clamp(max=1.0) for x in parts]
     gradient = torch.cat([x * scale for x, scale in zip(parts, scales)])
     return gradient, losses, log_ratio.detach()
@@ -329,7 +329,7 @@ def train(args):
     nn.utils.vector_to_parameters(vector, parameters)
     # [core 3] Adam's epsilon is 1e-5. A group with its own rate acts as an optimizer of its own.
     rates = args.learning_rate, args.value_learning_rate  # the second if there is a second group
-    groups = [{"params": [x]} for x in vector.split(agent.group_sizes)]
+    groups = [{"params": [x]} for x in vector.split(agent.groups(args))]
     optimizer = unprofiled(torch.optim.Adam(groups, eps=args.adam_eps, fused=True))
     obs_statistics, scale_reward = RunningMeanStd(O), RewardScaling(args)
     kl_coef = torch.tensor(args.kl_coef)
@@ -414,7 +414,7 @@ def train(args):
                 # [aux 3] Early stopping by KL: before the step, and out of all epochs.
                 if args.target_kl is not None and approximate_kl(log_ratio)[1] > args.target_kl:
                     break
-                for group, x in zip(optimizer.param_groups, gradient.split(agent.group_sizes)):
+                for group, x in zip(optimizer.param_groups, gradient.split(agent.groups(args))):
                     group["params"][0].grad = x
                 optimizer.step()
 

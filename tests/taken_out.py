@@ -77,7 +77,7 @@ PPO = {
     "core 11": [
         ("[x * scale for x, scale in zip(parts, scales)]", "parts"),
         ("(x.norm() + 1e-6)", "(x.abs().max() + 1e-6)"),
-        ("parts = gradient.split(agent.group_sizes)", "parts = [gradient]"),
+        ("parts = gradient.split(agent.groups(args))", "parts = [gradient]"),
     ],
     "core 12": [
         ("losses.mean(0).tolist()", "losses[-1].tolist()"),
