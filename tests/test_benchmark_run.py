@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 import tyro
@@ -122,6 +123,7 @@ def test_experiment_is_accepted_by_the_scripts(path, tmp_path):
     counts |= {"hopper_quick": 2, "mujoco_ppo": 18, "ppo_table1": 231, "ablation": 102}
     counts |= {"minimal": 3, "mujoco_trpo": 6, "time_limits": 6, "engstrom_versions": 18}
     counts |= {"atari": 2, "atari_lstm": 1, "multidiscrete": 12, "taxi": 6}
+    counts |= {"engstrom_humanoid": 6, "engstrom_batch_reset": 2}
     assert len(cells) == counts[path.stem]
 
 
@@ -138,6 +140,39 @@ def test_engstrom_cells_are_those_released(name, number, tmp_path):
         in_figures = cell.algorithm in ("TRPO", "PPO", "PPO-M")  # 2 to 4
         in_figures &= name == "engstrom_table2" and cell.task != "Humanoid-v5"
         assert settings["heldout"] == in_figures
+
+
+def test_engstrom_humanoid_changes_one_thing_in_each_cell(tmp_path):
+    changed = {
+        "TRPO, Fisher matrix of the whole batch": {"fisher_fraction"},
+        "TRPO+, value gradients not clipped": {"max_grad_norm"},
+        "PPO-NoClip, no contact forces": {"env_kwargs"},
+        "TRPO": {"env_id", "bootstrap_on_truncation"},  # a reset at the start of every batch
+    }
+    cells = []
+    for name in "engstrom_table2", "engstrom_humanoid", "engstrom_batch_reset":
+        experiment = read_experiment(ROOT / f"benchmark/experiments/{name}.toml")
+        cells += cells_of(experiment, name, [1], tmp_path)
+    ours = {x.algorithm: x for x in cells if x.task == "Humanoid-v5"}
+    assert {x.algorithm for x in cells[15:]} == set(changed)
+    for cell in cells[15:]:
+        other = ours[cell.algorithm.split(",")[0]].settings()
+        differing = {name for name, x in cell.settings().items() if x != other[name]}
+        assert differing == changed[cell.algorithm]
+
+
+def test_batch_reset_cuts_off_at_every_2048th_step():
+    env = gymnasium.make("benchmark.batch_reset:BatchReset/Hopper-v5")
+    env.action_space.seed(1)
+    env.reset(seed=1)
+    cuts = []
+    for step in range(1, 5001):
+        _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        if truncated:
+            cuts.append(step)
+        if terminated or truncated:
+            env.reset()
+    assert cuts == [2048, 4096]
 
 
 def test_dry_run_prints_the_commands_and_writes_nothing(write, sweep, tmp_path):
