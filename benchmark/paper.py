@@ -4,11 +4,13 @@
     python benchmark/paper.py table3                    # PPO without clipping
     python benchmark/paper.py figure1                   # which of four optimizations matter
     python benchmark/paper.py figure2                   # Figures 2 to 4: is there a trust region?
+    python benchmark/paper.py differences               # what was tried where Table 2 and 3 differ
     python benchmark/paper.py ppo-table1 --results DIR  # the PPO paper's surrogates
     python benchmark/paper.py cleanrl                   # PPO's defaults beside CleanRL's scores
 
-Reads runs.csv of a results folder (figure2 and ppo-table1: updates.csv too), writes Markdown, PNG
-and SVG. Algorithms go by the names above; combinations and surrogates are told by their settings.
+Reads runs.csv of a results folder (figure2 and ppo-table1: updates.csv too; differences: of several
+folders), writes Markdown, PNG and SVG. Algorithms go by the names above; combinations and
+surrogates are told by their settings.
 
 - Final reward: that column of runs.csv, written by run.py.
 - Intervals: 95% percentile bootstrap over seeds, from 3 seeds on.
@@ -70,6 +72,18 @@ CLEANRL = {  # its documentation: mean and standard deviation of 3 seeds, 1M ste
 ALGORITHMS = ["PPO", "PPO-M", "TRPO", "TRPO+"]
 BASELINES = "PPO, OpenAI Baselines"  # published only
 WITHOUT_CLIPPING = ["PPO", BASELINES, "PPO-M", "PPO-NoClip"]
+TRIED = [  # a cell of Tables 2 and 3, what was changed, the folder of its runs
+    ("TRPO", "Walker2d", "-v4, whose feet differ", "engstrom_versions"),
+    ("TRPO+", "Walker2d", "-v4, whose feet differ", "engstrom_versions"),
+    ("PPO-M", "Walker2d", "-v4, whose feet differ", "engstrom_versions"),
+    ("TRPO", "Humanoid", "without contact forces", "engstrom_versions"),
+    ("TRPO", "Humanoid", "a reset before every batch", "engstrom_batch_reset"),
+    ("TRPO", "Humanoid", "Fisher matrix of the whole batch", "engstrom_humanoid"),
+    ("TRPO", "Humanoid", "code of sb3-contrib", "peers/matched"),
+    ("TRPO+", "Humanoid", "without contact forces", "engstrom_versions"),
+    ("TRPO+", "Humanoid", "value gradients not clipped", "engstrom_humanoid"),
+    ("PPO-NoClip", "Humanoid", "without contact forces", "engstrom_humanoid"),
+]
 PPO_TASKS = ["HalfCheetah", "Hopper", "InvertedDoublePendulum", "InvertedPendulum", "Reacher"]
 PPO_TASKS += ["Swimmer", "Walker2d"]
 ON_OFF = [("on", "#0072B2", "-"), ("off", "#D55E00", "--")]
@@ -323,6 +337,36 @@ def figure2(folder):
     return markdown(title, header, rows, note), draw_trust_region(updates, tasks), note
 
 
+def changed_rewards(algorithm, task, what, folder):
+    """Final rewards of the runs in a results folder of a cell with something changed, by seed."""
+    if folder.name == "matched":  # a peer's episodes
+        peers = [plot.read_peer(path) for path in sorted(folder.glob(f"*__{task}-*.csv"))]
+        return [peer.mean_return.tail(5).mean() for peer in peers]
+    runs = read_runs(folder).sort_values("seed")
+    names = [algorithm, f"{algorithm}, {what}"]
+    return runs.final_reward[runs.algorithm.isin(names) & runs.task.str.contains(task)].dropna()
+
+
+def differences(folder):
+    runs, bars, rows = read_runs(folder / "engstrom_table2"), [], []
+    for algorithm, task in dict.fromkeys(x[:2] for x in TRIED):
+        cell_runs = (runs.algorithm == algorithm) & (runs.family == task)
+        found = {"nothing (Tables 2 and 3)": runs.sort_values("seed").final_reward[cell_runs]}
+        for what, name in (x[2:] for x in TRIED if x[:2] == (algorithm, task)):
+            found[what] = changed_rewards(algorithm, task, what, folder / name)
+        published = PUBLISHED[algorithm][TASKS.index(task)]
+        for what, rewards in found.items():
+            ours = estimate(np.mean, rewards)
+            bars.append((f"{algorithm}, {task}", what, ours[:3], published))
+            seeds = ", ".join(number(x) for x in rewards) or "missing"
+            rows.append([task, algorithm, what, seeds, number(*ours[:3]), number(*published)])
+    header = ["task", "algorithm", "what was changed", "per seed", "mean", "published"]
+    note = f"Final mean reward [95% bootstrap interval, from {ENOUGH} seeds on]. {source(runs)} "
+    note += "Published: at least 80 agents a cell, 1M steps, -v2 tasks."
+    title = "Engstrom et al., Tables 2 and 3: what was tried where we differ"
+    return markdown(title, header, rows, note), draw_bars(bars), note
+
+
 # ---- PPO paper ----
 def surrogate(settings):
     """Of a run's settings: the name of its surrogate, None if the paper doesn't have it."""
@@ -391,6 +435,7 @@ ARTIFACTS = {  # name -> function of a results folder, that folder below benchma
     "table3": (TABLE_3, "engstrom_table2"),
     "figure1": (figure1, "engstrom_figure1"),
     "figure2": (figure2, "engstrom_table2"),
+    "differences": (differences, ""),  # several folders
     "ppo-table1": (ppo_table1, "ppo_table1"),
     "cleanrl": (cleanrl, "mujoco_ppo"),
 }

@@ -188,15 +188,45 @@ def test_ppo_table1_normalizes_by_the_untrained_and_the_best(monkeypatch, tmp_pa
     assert "Missing tasks: HalfCheetah, InvertedDoublePendulum" in text
 
 
+def test_differences_beside_the_unchanged_cells(monkeypatch, tmp_path):
+    cells = [("TRPO", "Walker2d"), ("TRPO", "Humanoid"), ("TRPO+", "Humanoid")]
+    runs = [(name, f"{task}-v5", seed, {}, 10 * seed) for name, task in cells for seed in (1, 2, 3)]
+    write_results(tmp_path / "engstrom_table2", runs)
+    versions = [("TRPO", "Walker2d-v4", 1, {}, 70), ("TRPO+", "Humanoid-v5", 1, {}, 80)]
+    write_results(tmp_path / "engstrom_versions", versions)
+    names = "TRPO, Fisher matrix of the whole batch", "TRPO+, value gradients not clipped"
+    runs = [(name, "Humanoid-v5", 1, {}, reward) for name, reward in zip(names, (90, 100))]
+    write_results(tmp_path / "engstrom_humanoid", runs)
+    task = "benchmark.batch_reset:BatchReset/Humanoid-v5"
+    write_results(tmp_path / "engstrom_batch_reset", [("TRPO", task, 1, {}, 110)])
+    matched = tmp_path / "peers/matched"
+    matched.mkdir(parents=True)
+    steps = 2048 * np.arange(1, 11)
+    episodes = pd.DataFrame({"global_step": steps, "episodic_return": np.arange(10)})
+    episodes.to_csv(matched / "sb3_contrib_trpo__Humanoid-v5__s1.csv", index=False)
+    rows = rows_of(make(monkeypatch, tmp_path, "differences", tmp_path))
+    nothing = "nothing (Tables 2 and 3)"
+    assert rows[1][:4] == ["Walker2d", "TRPO", nothing, "1010, 1020, 1030"]
+    assert rows[1][4].startswith("1020 [1010, 1030") and rows[1][5] == "2791 [2709, 2873]"
+    assert rows[2] == ["Walker2d", "TRPO", "-v4, whose feet differ", "1070", "1070", rows[1][5]]
+    assert rows[3][:4] == ["Walker2d", "TRPO+", nothing, "missing"]
+    found = {tuple(row[1:3]): row[3] for row in rows if row[0] == "Humanoid"}
+    assert found["TRPO", "a reset before every batch"] == "1110"
+    assert found["TRPO", "code of sb3-contrib"] == "7"  # the mean of its last 5 batches
+    assert found["TRPO", "Fisher matrix of the whole batch"] == "1090"
+    assert found["TRPO", "without contact forces"] == "missing"
+    assert found["TRPO+", "without contact forces"] == "1080"
+    assert found["TRPO+", "value gradients not clipped"] == "1100"
+
+
 @pytest.mark.parametrize("artifact", paper.ARTIFACTS)
 def test_bad_input_is_one_line(artifact, monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         make(monkeypatch, tmp_path, artifact, tmp_path)
     assert stop.value.code == 2
-    assert (
-        capsys.readouterr().err
-        == f"paper.py: {tmp_path} is no results folder: it has no runs.csv.\n"
-    )
+    folder = tmp_path / "engstrom_table2" if artifact == "differences" else tmp_path
+    error = f"paper.py: {folder} is no results folder: it has no runs.csv.\n"
+    assert capsys.readouterr().err == error
 
 
 @pytest.mark.parametrize("artifact", ["table2", "figure2", "cleanrl"])

@@ -146,7 +146,7 @@ def test_engstrom_humanoid_changes_one_thing_in_each_cell(tmp_path):
     changed = {
         "TRPO, Fisher matrix of the whole batch": {"fisher_fraction"},
         "TRPO+, value gradients not clipped": {"max_grad_norm"},
-        "PPO-NoClip, no contact forces": {"env_kwargs"},
+        "PPO-NoClip, without contact forces": {"env_kwargs"},
         "TRPO": {"env_id", "bootstrap_on_truncation"},  # a reset at the start of every batch
     }
     cells = []
