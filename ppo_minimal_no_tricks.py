@@ -1,9 +1,10 @@
-"""PPO as its paper has it, Algorithm 1 and nothing else: the place to start reading.
+"""PPO, Algorithm 1 of its paper and nothing else: the place to start reading.
 
     python ppo_minimal_no_tricks.py  # InvertedPendulum-v5, 2 minutes: 1000 with seeds 1, 2 and 3
 
 A tag [no ...] says where a trick of other code would stand. With all of them off, the weights of
-`ppo_continuous.py` are the same bit for bit (tests/test_ladder.py): a diff shows the tricks.
+`ppo_continuous.py` are the same bit for bit (tests/test_ladder.py): a diff shows the tricks. (One
+of them, tanh, is the paper's own choice too.)
 
 Holds: core 1, core 5-6, core 8, core 10, core 13, continuous 1-3, continuous 5
 Leaves out: core 2-4, core 7, core 9, core 11-12, continuous 4, continuous 6-9, atari 1-9, lstm 1-5,
@@ -557,7 +558,8 @@ class Run:
             count, mean = len(self.last_returns), np.mean(self.last_returns or math.nan)
             ended = f"mean return of the last {count} episodes: {mean:.1f}"
             print(ended if count else "no episode has ended yet")
-            print(f"python evaluate.py {shlex.quote(str(self.directory))}")
+            if Path(__file__).with_name("evaluate.py").exists():
+                print(f"python evaluate.py {shlex.quote(str(self.directory))}")
         if isinstance(error, (Interrupted, KeyboardInterrupt)):
             print(f"go on with: {resume}", file=sys.stderr)
 

@@ -883,7 +883,8 @@ class Run:
             count, mean = len(self.last_returns), np.mean(self.last_returns or math.nan)
             ended = f"mean return of the last {count} episodes: {mean:.1f}"
             print(ended if count else "no episode has ended yet")
-            print(f"python evaluate.py {shlex.quote(str(self.directory))}")
+            if Path(__file__).with_name("evaluate.py").exists():
+                print(f"python evaluate.py {shlex.quote(str(self.directory))}")
         if isinstance(error, (Interrupted, KeyboardInterrupt)):
             print(f"go on with: {resume}", file=sys.stderr)
 

@@ -413,6 +413,9 @@ def ppo_table1(folder):
 # ---- CleanRL ----
 def cleanrl(folder):
     runs = chosen(read_runs(folder), ["PPO"])
+    peers = sorted((folder.parent / "peers").glob("cleanrl_ppo__*.csv"))
+    again = {path.stem: plot.read_csv(path, ["episodic_return"]) for path in peers}
+    again = {name: x.episodic_return[-100:].mean() for name, x in again.items()}
     bars, rows = [], []
     for task, (mean, deviation) in CLEANRL.items():
         scores = runs.sort_values("seed").last_100[runs.family == task].dropna()
@@ -420,11 +423,15 @@ def cleanrl(folder):
         bars.append((task, "PPO", ours[:3], (mean, mean - deviation, mean + deviation)))
         seeds = ", ".join(number(x, digits=digits) for x in scores) or "missing"
         published = f"{mean:.{digits}f} ± {deviation:.{digits}f}"
-        rows.append([task, seeds, number(*ours[:3], digits=digits), published])
-    header = ["task", "ours, per seed", "mean", "CleanRL"]
+        own = [number(x, digits=digits) for name, x in again.items() if f"__{task}-" in name]
+        rows.append(
+            [task, seeds, number(*ours[:3], digits=digits), published, ", ".join(own) or "–"]
+        )
+    header = ["task", "ours, per seed", "mean", "CleanRL, -v4", "its code on -v5, per seed"]
     note = "Mean return of the last 100 training episodes [95% bootstrap interval, from "
     note += f"{ENOUGH} seeds on]. {source(runs)} "
-    note += "CleanRL: mean ± standard deviation of 3 seeds, 1M steps, -v4 tasks."
+    note += "CleanRL: mean ± standard deviation of 3 seeds, 1M steps, -v4 tasks; "
+    note += "its code on -v5: benchmark/results/peers."
     return markdown("PPO beside CleanRL", header, rows, note), draw_bars(bars), note
 
 

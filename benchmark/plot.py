@@ -135,7 +135,9 @@ def read(paths, columns):
             tables.append(table.assign(**own, run=str(config["run"])))
         else:
             print(f"left out: {config['run']}: no episode has ended yet", file=sys.stderr)
-    updates = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+    nothing = pd.DataFrame(columns=[*KEY, "run", *columns])
+    updates = pd.concat(tables, ignore_index=True) if tables else nothing
+    updates["steps"] = updates.groupby([*KEY, "run"]).global_step.transform("max")
     updates = updates.dropna(subset=columns)
     if updates.empty:
         fail("there is nothing to draw: no episode has ended yet.")
@@ -323,7 +325,7 @@ def main():
     updates = read(args.paths, columns)
     peers = pd.concat([read_peer(path) for path in args.peers]) if args.peers else None
     figure = draw(updates, peers, args.x, args.statistic, args.smooth)
-    source = provenance(updates.groupby(KEY).global_step.max(), updates.versions)
+    source = provenance(updates.steps, updates.versions)
     smoothing = f"moving average over {args.smooth} updates" if args.smooth > 1 else "not smoothed"
     line = args.statistic.replace("iqm", "interquartile mean")
     note = f"Line: {line} over seeds; band: 95% bootstrap interval; {smoothing}. {source}"

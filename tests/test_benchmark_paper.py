@@ -163,11 +163,17 @@ def test_figure2(monkeypatch, tmp_path):
 def test_cleanrl_beside_ours_seed_by_seed(monkeypatch, tmp_path):
     runs = [("PPO", "Hopper-v5", seed, {}, 1000.0 * seed) for seed in (3, 1, 2)]
     runs += [("PPO", "Pusher-v5", 1, {}, -41.26)]
+    (tmp_path / "peers").mkdir()
+    for seed, last in (1, 300), (2, 500):
+        returns = [1e6, *[last] * 100]
+        episodes = pd.DataFrame({"global_step": range(101), "episodic_return": returns})
+        episodes.to_csv(tmp_path / f"peers/cleanrl_ppo__Hopper-v5__s{seed}.csv", index=False)
     markdown = make(monkeypatch, tmp_path, "cleanrl", write_results(tmp_path / "in", runs))
     rows = {row[0]: row[1:] for row in rows_of(markdown)}
     assert rows["Hopper"][0] == "1000, 2000, 3000" and rows["Hopper"][1].startswith("2000 [")
-    assert rows["Hopper"][2] == "2383 ± 272" and rows["Pusher"] == ["-41.3", "-41.3", "-40.4 ± 7.2"]
-    assert rows["Humanoid"] == ["missing", "missing", "716 ± 49"]
+    assert rows["Hopper"][2:] == ["2383 ± 272", "300, 500"]
+    assert rows["Pusher"] == ["-41.3", "-41.3", "-40.4 ± 7.2", "–"]
+    assert rows["Humanoid"] == ["missing", "missing", "716 ± 49", "–"]
 
 
 def test_ppo_table1_normalizes_by_the_untrained_and_the_best(monkeypatch, tmp_path):

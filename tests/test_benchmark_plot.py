@@ -115,6 +115,13 @@ def test_gaps_names_missing_and_short_seeds():
     ]  # and on B, where TRPO may not have been asked for, nothing is drawn
 
 
+def test_steps_count_to_the_end_though_no_episode_ended_there(monkeypatch, tmp_path):
+    notes = []
+    monkeypatch.setattr(plot, "save", lambda figure, path, note: notes.append(note))
+    run_plot(monkeypatch, write_run(tmp_path / "a", 1, [1, 2, np.nan]))
+    assert " 3,000 steps a seed." in notes[0]
+
+
 def test_run_directories_to_figure(monkeypatch, tmp_path, capsys):
     write_run(tmp_path / "a", 1, [1, 2, 3, 4])
     write_run(tmp_path / "b", 2, [1, 2, 3, 4])
