@@ -478,7 +478,8 @@ def check_settings(args):
     """Raise BadInput unless numbers lie in their interval and choices are known ones."""
     intervals = {
         "[1, 1e12]": "total_timesteps num_envs num_steps num_minibatches update_epochs",
-        "[1, inf)": "checkpoint_every cg_iterations max_frames",
+        "[1, inf)": "checkpoint_every cg_iterations",
+        "[1, 2147483647]": "max_frames",
         "[1, 64]": "frame_skip frame_stack",
         "[1, 1024]": "threads",
         "[0, 1]": "gamma gae_lambda min_gain sticky_actions",
@@ -657,7 +658,7 @@ class Run:
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", error)
                 raise BadInput(f"--runs-dir {args.runs_dir}: {reason}.") from None
-        self.lock = open(self.directory / "lock", "w")
+        self.lock = open(self.directory / "lock", "a")
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -14,6 +14,8 @@ class BatchReset(gymnasium.Wrapper):
 
     def __init__(self, env, every):
         super().__init__(env)
+        if type(every) is not int or every < 1:
+            raise ValueError(f"every is {every!r}; type a whole number from 1 on")
         self.every, self.steps = every, 0
 
     def step(self, action):

@@ -101,6 +101,9 @@ def summary(cell, reach=None):
     """The row of a finished run in runs.csv, and its rows in updates.csv."""
     run = cell.run()
     config = json.loads((run / "config.json").read_text())
+    for name in "updates.csv", "episodes.csv":
+        if not (run / name).exists():
+            raise LookupError(f"{name} is missing")
     updates, episodes = rows_of(run / "updates.csv"), rows_of(run / "episodes.csv")
     returns = [float(row["episodic_return"]) for row in episodes]
     key = {"algorithm": cell.algorithm, "task": cell.task, "seed": str(cell.seed)}

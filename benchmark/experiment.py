@@ -120,7 +120,7 @@ def read_experiment(path):
     """The tables of an experiment file, with every key there."""
     try:
         experiment = tomllib.loads(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}.") from None
     kinds = {"script": str, "tasks": list, "seeds": str, "columns": list, "settings": dict}
     check_keys(experiment, kinds | {"algorithms": dict, "last_updates": int, "reach": float}, path)
@@ -203,7 +203,7 @@ def parse_settings(script, settings, task, where):
             argv = ["--env-id", task, *command_options(settings)]
             args = script.parse_args(script.Args, argv)
             importlib.import_module("evaluate").environment_class(script)(args)
-    except script.BadInput as error:
+    except (script.BadInput, TypeError) as error:  # TypeError: of json, of a date
         raise BadInput(f"{where}: {error}") from None
     except SystemExit:
         text = re.sub("\x1b\\[[0-9;]*m|[\u2500-\u257f]", " ", output.getvalue())
@@ -226,8 +226,11 @@ def cells_of(experiment, name, seeds, runs_dir):
             folders.add(prefix)
             names = [path.name.removeprefix(prefix) for path in (runs_dir / name).glob("*__s*")]
             for seed in sorted({*seeds, *(int(x) for x in names if x.isdecimal())}):
-                own_args = dataclasses.replace(args, seed=seed)
                 folder = runs_dir / name / f"{prefix}{seed}"
+                try:
+                    own_args = dataclasses.replace(args, seed=seed)
+                except script.BadInput as error:
+                    raise BadInput(f"{error} Move {shown(folder)} away.") from None
                 options = command_options(own)
                 cells.append(Cell(algorithm, task, seed, script, own_args, options, folder))
     return cells

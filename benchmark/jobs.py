@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -34,16 +35,16 @@ def cores():
 def progress(run):
     """Steps and mean return in the last whole line of the run's updates.csv; run may be None."""
     if run is None:
-        return 0, "nan"
+        return 0, math.nan
     try:
         with open(run / "updates.csv", "rb") as file:
             header = file.readline()
             file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - 4096))
             rows = [line for line in file.readlines() if line.endswith(b"\n")]
         last = dict(zip(header.decode().strip().split(","), rows[-1].decode().split(",")))
-        return int(last["global_step"]), last["mean_return"]
+        return int(last["global_step"]), float(last["mean_return"])
     except (OSError, IndexError, KeyError, ValueError):
-        return 0, "nan"
+        return 0, math.nan
 
 
 # Where the kernel can't tie a process to its parent, this one looks after it.

@@ -142,8 +142,11 @@ def read_runs(folder):
         fail(f"{folder} mixes versions of a task: {', '.join(sorted(set(runs.task)))}.")
     try:
         runs["settings"] = runs.settings.map(json.loads)
+        if not all(isinstance(x, dict) for x in runs.settings):
+            raise TypeError("no object")
+        runs.settings.map(surrogate)
     except (ValueError, TypeError) as error:
-        fail(f"{folder}/runs.csv: settings are not JSON: {error}")
+        fail(f"{folder}/runs.csv: settings are not those of a run, as JSON: {error}")
     return runs
 
 

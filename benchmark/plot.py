@@ -45,6 +45,7 @@ PEER_BATCH = 2048  # steps whose episodes make a point of a peer's curve
 WIDTH = 9  # inches, at most: 100 pixels each where a README shows the figure
 STATISTICS = {"mean": np.mean, "iqm": lambda x, axis=0: scipy.stats.trim_mean(x, 0.25, axis=axis)}
 plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+plt.rcParams["text.parse_math"] = False  # a $ is a $
 plt.rcParams["svg.hashsalt"] = "ppo"  # the same results give the same SVG
 
 
@@ -65,6 +66,8 @@ def read_csv(path, columns):
         fail(f"{path} has no column {', '.join(lacking)}.")
     numbers = [column for column in table if column not in TEXTS]
     table = table.assign(**{x: pd.to_numeric(table[x], errors="coerce") for x in numbers})
+    counts = [column for column in ("seed", "steps", "global_step") if column in table]
+    table[counts] = table[counts].where(np.isfinite(table[counts]))
     for column in columns:
         lines = table.index[table[column].isna()] + 2  # the header is the first line
         if column in NEVER_EMPTY and len(lines):
@@ -77,9 +80,11 @@ def read_config(run):
     try:
         config = json.loads((run / "config.json").read_text())
         own = dict(zip(KEY, (config["script"], *map(config["settings"].get, ("env_id", "seed")))))
+        if list(map(type, own.values())) != [str, str, int]:
+            raise TypeError("script, env_id or seed")
         versions = " ".join(f"{name} {x}" for name, x in config["versions"].items())
         return own | {"settings": config["settings"], "versions": versions, "run": run}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         fail(f"{run}/config.json is not that of a run: {type(error).__name__} {error}")
 
 
@@ -161,7 +166,9 @@ def read_peer(path):
     episodes = read_csv(path, ["global_step", "episodic_return"])
     batch = np.ceil(episodes.global_step / PEER_BATCH) * PEER_BATCH
     returns = episodes.groupby(batch).episodic_return.mean().rename("mean_return")
-    return returns.reset_index().assign(algorithm=match[1], task=match[2], seed=int(match[3]))
+    return (
+        returns.dropna().reset_index().assign(algorithm=match[1], task=match[2], seed=int(match[3]))
+    )
 
 
 # ---- Statistics ----
@@ -317,7 +324,7 @@ def main():
     args = parser.parse_args()
     if args.out.suffix not in (".png", ".svg"):
         fail(f"--out {args.out}: give a name that ends in .png or .svg; both are written.")
-    if args.smooth < 1:
+    if not 1 <= args.smooth <= 10**6:
         fail(f"--smooth {args.smooth}: give the number of updates to average, 1 for none.")
     if args.peers and args.x == "minutes":
         fail("--peers: their files hold no minutes; use --x steps.")

@@ -137,7 +137,7 @@ class Sweep:
         lines = [counts]
         for cell, (done, mean_return) in now.items():
             line = f"  {cell}: {done:,} of {cell.total():,} steps"
-            lines.append(f"{line}, return {float(mean_return):.0f}" if done else line)
+            lines.append(f"{line}, return {mean_return:.0f}" if done else line)
         return lines
 
     def report(self):
@@ -181,7 +181,7 @@ def run(args):
     committed(args.results / name)  # what is damaged there is said now, not after the training
     folder = args.runs_dir.resolve() / name
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
+    with open(folder / "lock", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

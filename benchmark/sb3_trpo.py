@@ -15,13 +15,17 @@ from pathlib import Path
 
 import gymnasium
 import torch
-from experiment import cells_of, read_experiment
+from experiment import BadInput, cells_of, parse_seeds, read_experiment
 from jobs import REPOSITORY
-from plot import read_peer
-from sb3_contrib import TRPO
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from plot import fail, read_peer
+
+try:
+    from sb3_contrib import TRPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+except ImportError as error:
+    fail(f"{error}; type pip install -r benchmark/requirements-peers.txt")
 
 EXPERIMENT = REPOSITORY / "benchmark/experiments/engstrom_table2.toml"
 
@@ -92,16 +96,22 @@ def model_with(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", default="Humanoid-v5")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", default="1")
     parser.add_argument("--steps", type=int, help="those of our run, if left out")
     folder = REPOSITORY / "benchmark/results/peers/matched"
     parser.add_argument("--out", type=Path, default=folder, help="folder of the CSV")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    cells = cells_of(read_experiment(EXPERIMENT), EXPERIMENT.stem, [options.seed], Path("none"))
+    if options.steps is not None and options.steps < 1:
+        parser.error(f"--steps is {options.steps}; type 1 or more.")
+    try:
+        seeds = parse_seeds(options.seed)
+        cells = cells_of(read_experiment(EXPERIMENT), EXPERIMENT.stem, seeds, Path("none"))
+    except BadInput as error:
+        parser.error(str(error))
     cells = [cell for cell in cells if (cell.algorithm, cell.task) == ("TRPO", options.task)]
-    if not cells:
-        parser.error(f"--task {options.task}: {EXPERIMENT.name} has no TRPO on it.")
+    if len(cells) != 1:
+        parser.error(f"--task {options.task}, --seed {options.seed}: type one task of {EXPERIMENT}")
     args, episodes = cells[0].args, Episodes()
     model_with(args).learn(options.steps or cells[0].total(), episodes)
     options.out.mkdir(parents=True, exist_ok=True)
