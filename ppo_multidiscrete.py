@@ -71,7 +71,7 @@ class Args:
     vf_coef: float = 0.5  # weight of the value loss
     ent_coef: float = 0.0  # weight of the entropy bonus; negative penalises entropy
 
-    share_network: bool = False  # policy and value share the hidden layers
+    share_network: bool = False  # policy and value share the hidden layers, at the policy's rate
     init: Literal["orthogonal", "xavier", "default"] = "orthogonal"  # default: PyTorch's own
     activation: Literal["tanh", "relu"] = "tanh"  # of the hidden layers
     norm_obs: bool = True  # observations to running mean 0, variance 1

@@ -259,6 +259,18 @@ def test_damaged_results(artifact, column, value, message, monkeypatch, tmp_path
     assert error.endswith(f"{message}\n") and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("artifact", ["table2", "ppo-table1"])
+@pytest.mark.parametrize("settings", ["3", "[]", '{"clip_coef": "abc"}', '{"kl_target": [1]}', "{"])
+def test_settings_of_no_run(artifact, settings, monkeypatch, tmp_path, capsys):
+    folder = write_results(tmp_path / "results", [("PPO", "Hopper-v5", 1, {}, 100)])
+    table = pd.read_csv(folder / "runs.csv").assign(settings=settings)
+    table.to_csv(folder / "runs.csv", index=False)
+    with pytest.raises(SystemExit):
+        make(monkeypatch, tmp_path, artifact, folder)
+    error = capsys.readouterr().err
+    assert "settings are not those of a run" in error and error.count("\n") == 1
+
+
 def test_text_among_numbers_is_missing_and_numbers_among_names_are_names(monkeypatch, tmp_path):
     runs = [("PPO", "Hopper-v5", 1, {}, 100), ("PPO", "2048", 1, {}, 100)]
     columns = "max_ratio", "mean_kl", "heldout_max_ratio", "heldout_mean_kl"

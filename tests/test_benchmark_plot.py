@@ -159,14 +159,38 @@ def test_algorithm_whose_name_is_a_number(monkeypatch, tmp_path):
     assert (tmp_path / "f.svg").exists()
 
 
+def test_dollars_in_names_are_dollars(monkeypatch, tmp_path):
+    run = write_run(tmp_path / "run", 1, [1, 2], env_id=r"$\q$")
+    run_plot(monkeypatch, run, "--out", tmp_path / "f.png")
+    assert (tmp_path / "f.svg").exists()
+
+
+def test_peer_without_a_number_draws_nothing(monkeypatch, tmp_path):
+    run = write_run(tmp_path / "run", 1, [1, 2])
+    peer = tmp_path / "peer__Hopper-v5__s1.csv"
+    peer.write_text("global_step,episodic_return\n1,x\n")
+    run_plot(monkeypatch, run, "--peers", peer, "--out", tmp_path / "f.png")
+    assert (tmp_path / "f.svg").exists()
+
+
 def test_bad_input_is_one_line_and_status_2(monkeypatch, tmp_path, capsys):
     run = write_run(tmp_path / "run", 1, [1, 2])
     (tmp_path / "a.csv").write_text("x\n1\n")
     (tmp_path / "a__b__s1.csv").write_text("x\n1\n")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/config.json").write_text("{")
+    (tmp_path / "list").mkdir()
+    settings = {"env_id": ["Hopper-v5"], "seed": 1}
+    config = {"script": "ppo_continuous", "settings": settings, "versions": {}}
+    (tmp_path / "list/config.json").write_text(json.dumps(config))
     empty = write_run(tmp_path / "empty", 1, [])
+    endless = write_run(tmp_path / "endless", 1, [1])
+    table = pd.read_csv(endless / "updates.csv").assign(global_step=np.inf)
+    table.to_csv(endless / "updates.csv", index=False)
     cases = {
+        (tmp_path / "list",): "is not that of a run",
+        (endless,): "nothing to draw",
+        (run, "--smooth", "9" * 20): "1 for none",
         (tmp_path / "none",): "is no run directory",
         (tmp_path / "broken",): "is not that of a run",
         (empty,): "nothing to draw",

@@ -1,7 +1,9 @@
 """benchmark/run.py: refusals, commands, resuming, failures, collecting; sweeps of tiny runs."""
 
 import csv
+import importlib.util
 import json
+import math
 import os
 import shlex
 import signal
@@ -175,6 +177,20 @@ def test_batch_reset_cuts_off_at_every_2048th_step():
     assert cuts == [2048, 4096]
 
 
+@pytest.mark.parametrize("every", [0, -3, 2.5, "a", None])
+def test_batch_reset_wants_a_whole_number(every):
+    with pytest.raises(ValueError, match="type a whole number from 1 on"):
+        gymnasium.make("benchmark.batch_reset:BatchReset/Hopper-v5", every=every)
+
+
+@pytest.mark.skipif(bool(importlib.util.find_spec("sb3_contrib")), reason="sb3-contrib is there")
+def test_sb3_trpo_says_what_to_install():
+    command = [sys.executable, ROOT / "benchmark/sb3_trpo.py", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "pip install -r benchmark/requirements-peers.txt" in done.stderr
+
+
 def test_dry_run_prints_the_commands_and_writes_nothing(write, sweep, tmp_path):
     more = """[algorithms.A]
     settings = { anneal_lr = false, ent_coef = -0.01, env_kwargs = { end = "terminated" } }
@@ -221,6 +237,8 @@ def test_dry_run_prints_the_commands_and_writes_nothing(write, sweep, tmp_path):
         ("[algorithms.PPO]\ntasks.Hopper-v5.gamma = 1", "tasks has no key 'Hopper-v5'"),
         ("[algorithms.PPO]\ngrid.gamma = []", "a list is empty"),
         ("[algorithms.PPO]\nsettings.env_kwargs = { wings = 2 }", "unexpected keyword"),
+        ("[algorithms.PPO]\nsettings.env_kwargs = { d = 1979-05-27 }", "not JSON serializable"),
+        (f"[algorithms.PPO]\nsettings.a = {'[' * 5000}", "tiny.toml: "),
         ('[algorithms]\n"a b" = {}\n"a  b" = {}', "would share the folder"),
     ],
 )
@@ -355,6 +373,23 @@ def test_damaged_run_is_said_in_one_line(write, sweep, tmp_path):
     path.write_text("global_step\n16\n")
     status, _, error = sweep(*write("Toy"))
     assert status == 2 and f"{path.parent} has a damaged CSV" in error and error.count("\n") == 1
+    path.unlink()
+    before = (tmp_path / "results/tiny/runs.csv").read_text()
+    status, _, error = sweep(*write("Toy"))
+    assert status == 2 and "episodes.csv is missing" in error and error.count("\n") == 1
+    assert (tmp_path / "results/tiny/runs.csv").read_text() == before
+
+
+def test_seed_too_large_among_the_folders_is_one_line(write, sweep, tmp_path):
+    folder = tmp_path / "runs/tiny/PPO__sweep_envs-Toy-v0__s99999999999999999999"
+    folder.mkdir(parents=True)
+    status, _, error = sweep(*write("Toy"), "--dry-run")
+    assert status == 2 and f"Move {folder} away" in error and error.count("\n") == 1
+
+
+def test_progress_of_a_damaged_run_is_none(tmp_path):
+    (tmp_path / "updates.csv").write_text("global_step,mean_return\n16,x\n")
+    assert benchmark.progress(tmp_path) == pytest.approx((0, math.nan), nan_ok=True)
 
 
 def test_reach_that_is_added_later(write, sweep, tmp_path):

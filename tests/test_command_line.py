@@ -289,3 +289,18 @@ def test_non_finite_gradient_norm_names_epoch_and_minibatch(script, command, mon
 @pytest.mark.parametrize("observation", ["dict", "integer", "matrix", "text"])
 def test_observation_that_can_be_flattened_trains(command, observation):
     assert command(*toy(observation=observation), *TINY)[0] == 0
+
+
+@pytest.mark.parametrize("script", ["ppo_atari", "ppo_atari_lstm"], indirect=True)
+def test_max_frames_beyond_what_the_emulator_takes_is_one_line(command):
+    argv = ["--env-id", "PongNoFrameskip-v4", "--max-frames", "3000000000"]
+    assert_refused(command(*argv), "--max-frames is 3000000000; allowed is [1, 2147483647]")
+
+
+def test_lock_that_is_a_link_leaves_its_target_as_it_is(command, finished, tmp_path):
+    (finished / "lock").unlink()
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    (finished / "lock").symlink_to(target)
+    command("--resume", str(finished), "--total-timesteps", "128")
+    assert target.read_text() == "precious"
