@@ -231,7 +231,8 @@ def draw_bars(bars):
             axis.plot([value], [y + shift], marker, color=colour, markersize=5)
             axis.plot([low, high], [y + shift] * 2, color=colour)
     for axis in axes:
-        axis.set_yticks(range(len(names)), names if axis is axes[0] else [""] * len(names))
+        labels = names if axis.get_subplotspec().is_first_col() else [""] * len(names)
+        axis.set_yticks(range(len(names)), labels)
         axis.set_ylim(len(names) - 0.5, -0.5)
         axis.grid(axis="x", alpha=0.3)
     handles = [plot.plt.Line2D([], [], color=c, marker=m) for c, m, _ in looks.values()]
@@ -364,7 +365,11 @@ def differences(folder):
             seeds = ", ".join(number(x) for x in rewards) or "missing"
             rows.append([task, algorithm, what, seeds, number(*ours[:3]), number(*published)])
     header = ["task", "algorithm", "what was changed", "per seed", "mean", "published"]
-    note = f"Final mean reward [95% bootstrap interval, from {ENOUGH} seeds on]. {source(runs)} "
+    note = (
+        f"Final mean reward [95% bootstrap interval, from {ENOUGH} seeds on]. With nothing changed "
+    )
+    note += f"{seeds_of(runs)}, else those of differences.md. "
+    note += f"{plot.provenance(runs.steps, runs.versions)} "
     note += "Published: at least 80 agents a cell, 1M steps, -v2 tasks."
     title = "Engstrom et al., Tables 2 and 3: what was tried where we differ"
     return markdown(title, header, rows, note), draw_bars(bars), note
