@@ -130,7 +130,7 @@ def train_on_node(name, source, commands, run_name, data, board):
     """
     import ray
 
-    if ray.get(board.report.remote(name, (0, "nan"))):
+    if ray.get(board.report.remote(name, (0, math.nan))):
         return 128 + signal.SIGTERM, None
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder, "runs")

@@ -144,7 +144,7 @@ def read_runs(folder):
         runs["settings"] = runs.settings.map(json.loads)
         if not all(isinstance(x, dict) for x in runs.settings):
             raise TypeError("no object")
-        runs.settings.map(surrogate)
+        runs.settings.map(surrogate)  # fails where a number is none
     except (ValueError, TypeError) as error:
         fail(f"{folder}/runs.csv: settings are not those of a run, as JSON: {error}")
     return runs
@@ -341,8 +341,8 @@ def figure2(folder):
     return markdown(title, header, rows, note), draw_trust_region(updates, tasks), note
 
 
-def changed_rewards(algorithm, task, what, folder):
-    """Final rewards of the runs in a results folder of a cell with something changed, by seed."""
+def final_rewards(algorithm, task, what, folder):
+    """Of a cell's runs in a results folder, with what was changed or nothing: by seed."""
     if folder.name == "matched":  # a peer's episodes
         peers = [plot.read_peer(path) for path in sorted(folder.glob(f"*__{task}-*.csv"))]
         return [peer.mean_return.tail(5).mean() for peer in peers]
@@ -354,12 +354,10 @@ def changed_rewards(algorithm, task, what, folder):
 def differences(folder):
     runs, bars, rows = read_runs(folder / "engstrom_table2"), [], []
     for algorithm, task in dict.fromkeys(x[:2] for x in TRIED):
-        cell_runs = (runs.algorithm == algorithm) & (runs.family == task)
-        found = {"nothing (Tables 2 and 3)": runs.sort_values("seed").final_reward[cell_runs]}
-        for what, name in (x[2:] for x in TRIED if x[:2] == (algorithm, task)):
-            found[what] = changed_rewards(algorithm, task, what, folder / name)
         published = PUBLISHED[algorithm][TASKS.index(task)]
-        for what, rewards in found.items():
+        tried = [x[2:] for x in TRIED if x[:2] == (algorithm, task)]
+        for what, name in [("nothing (Tables 2 and 3)", "engstrom_table2"), *tried]:
+            rewards = final_rewards(algorithm, task, what, folder / name)
             ours = estimate(np.mean, rewards)
             bars.append((f"{algorithm}, {task}", what, ours[:3], published))
             seeds = ", ".join(number(x) for x in rewards) or "missing"

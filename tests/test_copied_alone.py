@@ -16,7 +16,9 @@ def test_copied_alone(script, tmp_path):
     shutil.copy(script, tmp_path)
     options = "--num-envs 4 --num-steps 32 --num-minibatches 4 --total-timesteps 256".split()
     command = [sys.executable, "-I", script.name, *options]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert b"mean return" in done.stdout or b"no episode has ended" in done.stdout
+    assert b"evaluate.py" not in done.stdout  # which isn't there
     (run,) = (tmp_path / "runs").iterdir()
     assert len((run / "updates.csv").read_text().splitlines()) == 3
     assert (run / "checkpoint.pt").is_file()
