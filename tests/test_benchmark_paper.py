@@ -154,10 +154,10 @@ def test_figure2(monkeypatch, tmp_path):
     columns = "max_ratio", "mean_kl", "heldout_max_ratio", "heldout_mean_kl"
     folder = write_results(tmp_path / "results", runs, columns=columns)
     rows = rows_of(make(monkeypatch, tmp_path, "figure2", folder))
-    assert rows[1] == ["Hopper-v5", "TRPO", "3", "1.20", "1.20", "1.200", "1.200"]
+    assert rows[1] == ["Hopper-v5", "TRPO", "3", "1.13", "1.20", "1.20", "1.200", "1.200"]
     folder = write_results(tmp_path / "results", runs[:3], columns=columns[:2])
     rows = rows_of(paper.figure2(folder)[0])
-    assert rows[1][4] == "missing" and rows[2][3] == "missing"
+    assert rows[1][5] == "missing" and rows[2][3:5] == ["missing", "missing"]
 
 
 def test_cleanrl_beside_ours_seed_by_seed(monkeypatch, tmp_path):
@@ -279,7 +279,7 @@ def test_text_among_numbers_is_missing_and_numbers_among_names_are_names(monkeyp
     table[["heldout_mean_kl", "clip_coef"]] = "text"
     table.to_csv(folder / "updates.csv", index=False)
     rows = rows_of(make(monkeypatch, tmp_path, "figure2", folder))
-    assert ["2048", "PPO", "1", "1.10", "1.10", "1.100", "missing"] in rows
+    assert ["2048", "PPO", "1", "1.10", "1.10", "1.10", "1.100", "missing"] in rows
     folder = write_results(tmp_path / "others", runs[1:])
     assert "Hopper | missing" in make(monkeypatch, tmp_path, "cleanrl", folder)
 
