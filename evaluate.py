@@ -47,7 +47,7 @@ def script_of(run):
     """Import the script that config.json names, if it is one of those beside this file."""
     try:
         name = json.loads(Path(run, "config.json").read_text())["script"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         reason = "no config.json that names a script; type one of those below runs/"
         raise BadInput(f"{run} is no run directory: {reason}") from None
     path = Path(__file__).parent / f"{name}.py"
@@ -211,8 +211,8 @@ def main(argv=None):
     options, played, status = tyro.cli(Options, args=argv), [], 0
     try:
         for name, least in ("episodes", 1), ("seed", 0):
-            if not least <= getattr(options, name) < 2**63:
-                raise BadInput(f"--{name} is {getattr(options, name)}; type {least} or more")
+            if not least <= getattr(options, name) <= 1e18:
+                raise BadInput(f"--{name} is {getattr(options, name)}; allowed is [{least}, 1e18]")
         if options.video is not None:
             options.video = choose_renderer(options.video)
         policy = load_policy(options.run, options.seed)

@@ -941,6 +941,10 @@ def join_processes(args):
         cure = f"type a multiple of {2 * world * args.num_minibatches}"
         raise BadInput(f"--num-envs {args.num_envs} can't be shared by {each}; {cure}.")
     if world > 1 and not dist.is_initialized():
+        for name in "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT":
+            if name not in os.environ:
+                cure = f"start with torchrun --nproc-per-node={world}, or unset WORLD_SIZE"
+                raise BadInput(f"WORLD_SIZE is {world}, but there is no {name}; {cure}.")
         on_gpu = args.cuda and torch.cuda.is_available()
         if on_gpu:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -897,16 +897,16 @@ class Environment:
         render = {"render_mode": render_mode} if render_mode else {}
         try:
             self.env = gym.make(args.env_id, **{**json.loads(args.env_kwargs), **render})
+            space, actions = self.env.observation_space, self.env.action_space
         except (Exception, SystemExit) as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(f"--env-id {args.env_id} {args.env_kwargs}: {reason}") from None
-        space = self.env.observation_space
         if not space.is_np_flattenable or gym.spaces.flatdim(space) == 0:
             kinds = "Box, Discrete, MultiDiscrete, MultiBinary, Text, and Dict and Tuple of these"
             raise BadInput(f"{args.env_id} has observations {space}; allowed are {kinds}.")
         self.observation_size = gym.spaces.flatdim(space)
         self.is_flat = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
-        self.take_actions(self.env.action_space, args)
+        self.take_actions(actions, args)
 
     def take_actions(self, space, args):
         """Take up the space of the actions, or raise BadInput."""

@@ -188,8 +188,8 @@ def test_folder_that_cannot_be_made_loses_nothing(run, tmp_path, capsys, monkeyp
 
 @pytest.mark.parametrize(
     "case",
-    ["missing", "config", "script", "path", "settings", "environment"]
-    + ["no-checkpoint", "garbage", "empty", "network", "episodes", "seed"],
+    ["missing", "config", "deep", "script", "path", "settings", "environment"]
+    + ["no-checkpoint", "garbage", "empty", "network", "episodes", "seed", "seed-of-1e19"],
 )
 def test_bad_input_is_one_line_and_status_2(copy, capsys, case):
     config, checkpoint, options = copy / "config.json", copy / "checkpoint.pt", []
@@ -198,6 +198,8 @@ def test_bad_input_is_one_line_and_status_2(copy, capsys, case):
         shutil.rmtree(copy)
     elif case == "config":
         config.write_text("[1]")
+    elif case == "deep":
+        config.write_text("[" * 99999)
     elif case in ("script", "path"):
         name = {"script": "ppo_nothing", "path": "../main/ppo_continuous"}[case]
         config.write_text(json.dumps(saved | {"script": name}))
@@ -215,11 +217,14 @@ def test_bad_input_is_one_line_and_status_2(copy, capsys, case):
         parameters = state["parts"]["agent"]
         parameters[list(parameters)[-1]] = torch.zeros(7)
         torch.save(state, checkpoint)
+    elif case == "seed-of-1e19":
+        options = ["--seed", "1" + "0" * 19]
     else:
         options = [f"--{case}=-1"]
     status, text, error = output(capsys, copy, *options)
     assert status == 2 and not text and len(error.splitlines()) == 1
     assert error.startswith("evaluate.py: ")
+    assert not options or "allowed is [" in error
 
 
 @pytest.mark.parametrize("script", [*CONTINUOUS, "ppo_multidiscrete"], indirect=True)

@@ -74,6 +74,23 @@ def test_what_is_no_number_ends_in_one_line(train, what, value, tmp_path, capfd)
     torch.load(run / "checkpoint.pt", weights_only=True)
 
 
+@pytest.mark.parametrize("missing", ["observation_space", "action_space"])
+def test_environment_without_a_space_is_refused(train, missing, capfd):
+    kind = type("Spaceless", (gym.Env,), {k: x for k, x in vars(Returns).items() if k != missing})
+    gym.register("Spaceless-v0", entry_point=lambda: kind(), disable_env_checker=True)
+    assert train("Spaceless-v0") == 2
+    error = capfd.readouterr().err
+    assert missing in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("name", ["ppo_atari", "ppo_atari_lstm"])
+def test_world_size_without_torchrun_is_refused(name, monkeypatch, tmp_path, capfd):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert importlib.import_module(name).main(["--runs-dir", str(tmp_path)]) == 2
+    error = capfd.readouterr().err
+    assert "there is no RANK; start with torchrun --nproc-per-node=2" in error
+
+
 def test_environment_that_exits_is_a_failure(train):
     assert train(register("Exits", Exits)) == 1
 
