@@ -220,6 +220,12 @@ def main(
     """
     if repeats < 1 or updates < 3:
         sys.exit(f"--repeats {repeats} starts at 1, --updates {updates} at 3.")
+    if not tables:
+        sys.exit(f"--tables names none; type some of {', '.join(SETTINGS)}.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"--out {out} is no folder and can't become one: {error.strerror}.")
     last = max(core + SETTINGS[table].cores for table in tables) - 1
     if not {core, last} <= os.sched_getaffinity(0):
         sys.exit(f"--core {core}: of cores {core} to {last} not all are there.")
@@ -232,7 +238,6 @@ def main(
     rows = [row for row in wanted if not row.package or row.package in installed]
     for row in [row for row in wanted if row not in rows]:
         print(f"skipped: {row.name}; pip install -r benchmark/requirements-peers.txt")
-    out.mkdir(parents=True, exist_ok=True)
     results, speeds = {row.table: [] for row in rows}, {row.table: {} for row in rows}
     for repeat in range(repeats):
         for row in rows[:: -1 if repeat % 2 else 1]:
