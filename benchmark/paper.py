@@ -79,9 +79,11 @@ TRIED = [  # a cell of Tables 2 and 3, what was changed, the folder of its runs
     ("TRPO", "Humanoid", "without contact forces", "engstrom_versions"),
     ("TRPO", "Humanoid", "a reset before every batch", "engstrom_batch_reset"),
     ("TRPO", "Humanoid", "Fisher matrix of the whole batch", "engstrom_humanoid"),
+    ("TRPO", "Humanoid", "all that the release did", "engstrom_release"),
     ("TRPO", "Humanoid", "code of sb3-contrib", "peers/matched"),
     ("TRPO+", "Humanoid", "without contact forces", "engstrom_versions"),
     ("TRPO+", "Humanoid", "value gradients not clipped", "engstrom_humanoid"),
+    ("TRPO+", "Humanoid", "all that the release did", "engstrom_release"),
     ("PPO-NoClip", "Humanoid", "without contact forces", "engstrom_humanoid"),
 ]
 PPO_TASKS = ["HalfCheetah", "Hopper", "InvertedDoublePendulum", "InvertedPendulum", "Reacher"]

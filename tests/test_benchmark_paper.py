@@ -205,6 +205,8 @@ def test_differences_beside_the_unchanged_cells(monkeypatch, tmp_path):
     write_results(tmp_path / "engstrom_humanoid", runs)
     task = "benchmark.batch_reset:BatchReset/Humanoid-v5"
     write_results(tmp_path / "engstrom_batch_reset", [("TRPO", task, 1, {}, 110)])
+    task = "benchmark.batch_reset:Release/Humanoid-v5"
+    write_results(tmp_path / "engstrom_release", [("TRPO+", task, 1, {}, 120)])
     matched = tmp_path / "peers/matched"
     matched.mkdir(parents=True)
     steps = 2048 * np.arange(1, 11)
@@ -223,6 +225,7 @@ def test_differences_beside_the_unchanged_cells(monkeypatch, tmp_path):
     assert found["TRPO", "without contact forces"] == "missing"
     assert found["TRPO+", "without contact forces"] == "1080"
     assert found["TRPO+", "value gradients not clipped"] == "1100"
+    assert found["TRPO+", "all that the release did"] == "1120"
 
 
 @pytest.mark.parametrize("artifact", paper.ARTIFACTS)

@@ -1,11 +1,13 @@
 """benchmark/run.py: refusals, commands, resuming, failures, collecting; sweeps of tiny runs."""
 
+import collections
 import csv
 import importlib.util
 import json
 import math
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import time
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 import tyro
@@ -26,6 +29,7 @@ from experiment import BadInput, cells_of, parse_seeds, read_experiment
 from test_engstrom_cells import CELLS
 from test_run_directory import assert_same_training, wait_for
 
+RELEASE = "benchmark.batch_reset:Release/Humanoid-v5"
 EXPERIMENTS = sorted((ROOT / "benchmark/experiments").glob("*.toml"))
 MODULE = """
 import time
@@ -122,10 +126,10 @@ def test_experiment_is_accepted_by_the_scripts(path, tmp_path):
     cells = cells_of(experiment, path.stem, seeds, tmp_path)
     assert len({cell.folder for cell in cells}) == len(cells) > 0
     counts = {"engstrom_table2": 75, "engstrom_figure1": 640}
-    counts |= {"hopper_quick": 2, "mujoco_ppo": 18, "ppo_table1": 231, "ablation": 102}
+    counts |= {"hopper_quick": 2, "mujoco_ppo": 30, "ppo_table1": 231, "ablation": 102}
     counts |= {"minimal": 3, "mujoco_trpo": 6, "time_limits": 6, "engstrom_versions": 18}
     counts |= {"atari": 2, "atari_lstm": 1, "multidiscrete": 12, "taxi": 6}
-    counts |= {"engstrom_humanoid": 6, "engstrom_batch_reset": 2}
+    counts |= {"engstrom_humanoid": 6, "engstrom_batch_reset": 2, "engstrom_release": 4}
     assert len(cells) == counts[path.stem]
 
 
@@ -161,6 +165,75 @@ def test_engstrom_humanoid_changes_one_thing_in_each_cell(tmp_path):
         other = ours[cell.algorithm.split(",")[0]].settings()
         differing = {name for name, x in cell.settings().items() if x != other[name]}
         assert differing == changed[cell.algorithm]
+
+
+def test_engstrom_release_has_the_settings_but_for_what_was_beside_them(tmp_path):
+    cells = []
+    for name in "engstrom_table2", "engstrom_release":
+        experiment = read_experiment(ROOT / f"benchmark/experiments/{name}.toml")
+        cells += cells_of(experiment, name, [1], tmp_path)
+    ours = {x.algorithm: x.settings() for x in cells if x.task == "Humanoid-v5"}
+    for cell in cells[15:]:
+        own, other = cell.settings(), ours[cell.algorithm]
+        differing = {name for name, x in own.items() if x != other[name]}
+        assert differing - {"max_grad_norm"} == {"env_id", "bootstrap_on_truncation"}
+        assert own["max_grad_norm"] == math.inf and own["clip_obs"] == other["clip_obs"]
+
+
+def test_engstrom_release_patches_the_script_of_today(tmp_path):
+    """No loss at terminal steps, the last step's own value, statistics of last observations too."""
+    shutil.copy(ROOT / "trpo_continuous.py", tmp_path)
+    patch = ROOT / "benchmark/experiments/engstrom_release.patch"
+    subprocess.run(["git", "apply", patch], cwd=tmp_path, check=True)
+    spec = importlib.util.spec_from_file_location("patched", tmp_path / "trpo_continuous.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    args = script.Args(clip_vloss=False, max_grad_norm=math.inf)
+    agent = script.Agent(3, 1, args)
+    parameters, obs = list(agent.value.parameters()), torch.randn(4, 3)
+    goes_on, target = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.randn(4)
+    minibatch = obs, torch.zeros(4), target, goes_on
+    gradient, _ = script.value_gradient(agent, parameters, args, torch.tensor(0.2), minibatch)
+    kept = goes_on > 0
+    loss = 0.5 * (agent.value(obs[kept]) - target[kept]).square().mean()
+    expected = torch.cat([x.flatten() for x in torch.autograd.grad(loss, parameters)])
+    torch.testing.assert_close(gradient, expected)
+
+    given, counts = [], collections.Counter()
+
+    def compute_gae(reward, value, next_value, terminated, ended, *rest):
+        given.append((value, next_value, ended))
+        return original(reward, value, next_value, terminated, ended, *rest)
+
+    class Counted(script.RunningMeanStd):
+        def update(self, x):
+            counts[x.shape] += 1
+            super().update(x)
+
+    original, script.compute_gae = script.compute_gae, compute_gae
+    script.RunningMeanStd = Counted
+    options = ["--env-id", "InvertedPendulum-v5", "--num-steps", "64", "--total-timesteps", "64"]
+    options += ["--num-minibatches", "4"]  # none of which has terminal steps only
+    assert script.main([*options, "--runs-dir", str(tmp_path)]) == 0
+    ((value, next_value, ended),) = given
+    assert next_value[-1] == value[-1] and next_value[0] == value[1] != value[0]
+    assert counts[1, 4] == 1 + 64 + ended.sum() > 65
+
+
+def test_humanoid_of_the_release():
+    env, new = (gymnasium.make(name) for name in (RELEASE, "Humanoid-v5"))
+    obs, _ = env.reset(seed=1)
+    size = new.observation_space.shape[0] - 13 * 6  # less the contact forces on 13 bodies
+    assert obs.shape == env.observation_space.shape == (376,) and not obs[size:].any()
+    np.testing.assert_array_equal(obs[:size], new.reset(seed=1)[0][:size])
+    terminated = False
+    while not terminated:
+        action = np.full(17, 0.4)
+        obs, reward, terminated, _, _ = env.step(action)
+        _, other, _, _, info = new.step(action)
+        contacts = info["reward_contact"]  # the cost, negative
+        assert reward == pytest.approx(other - contacts + 5 * terminated)
+    assert obs.shape == (376,)
 
 
 def test_batch_reset_cuts_off_at_every_2048th_step():
