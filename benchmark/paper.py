@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import plot
 from matplotlib.ticker import LogFormatter
-from plot import KEY, fail
+from plot import ENOUGH, KEY, fail
 
 TASKS = ["Walker2d", "Hopper", "Humanoid"]
 PUBLISHED = {  # Engstrom et al., Tables 2 and 3: mean and interval, by TASKS
@@ -91,7 +91,6 @@ PPO_TASKS += ["Swimmer", "Walker2d"]
 ON_OFF = [("on", "#0072B2", "-"), ("off", "#D55E00", "--")]
 TRUST_REGION = [("TRPO", "#009E73", "-"), ("PPO", "#0072B2", "-"), ("PPO-M", "#D55E00", "-")]
 HELD_OUT = "held-out batch", "#777777", (0, (3, 2))
-ENOUGH = 3  # seeds for an interval
 
 
 # ---- Statistics ----
@@ -306,7 +305,7 @@ def draw_trust_region(updates, tasks):
             own = rows[rows.algorithm == name]
             for column, style in ((quantity, "-"), (f"heldout_{quantity}", HELD_OUT[2])):
                 if column in own:
-                    curve = plot.summarize(own, column, band_from=ENOUGH)
+                    curve = plot.summarize(own, column)
                     plot.draw_curve(axis, curve, colour, style, band=column == quantity)
         if quantity == "max_ratio":
             axis.set_yscale("log")

@@ -7,7 +7,7 @@
 Writes a PNG and an SVG. A seed's curve: the mean return of the episodes that ended in each update,
 then a centred moving average over --smooth updates (fewer at the ends). Line: mean or interquartile
 mean over the seeds (the same below 4 seeds), on a grid that spans what *every* seed has: a legend's
-number of seeds holds all along a line, and nothing is extrapolated. Band, from 2 seeds on: 95%
+number of seeds holds all along a line, and nothing is extrapolated. Band, from 3 seeds on: 95%
 percentile bootstrap of whole curves. Runs of a script whose settings differ on the same task are
 several algorithms, named by those settings.
 """
@@ -43,6 +43,7 @@ STYLES = ["-", "--", "-.", ":"]
 GREY, DASHES = "#666666", ["--", ":", "-.", (0, (8, 2)), (0, (3, 3))]  # of peers
 PEER_BATCH = 2048  # steps whose episodes make a point of a peer's curve
 WIDTH = 9  # inches, at most: 100 pixels each where a README shows the figure
+ENOUGH = 3  # seeds for an interval
 STATISTICS = {"mean": np.mean, "iqm": lambda x, axis=0: scipy.stats.trim_mean(x, 0.25, axis=axis)}
 plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
 plt.rcParams["text.parse_math"] = False  # a $ is a $
@@ -200,14 +201,14 @@ def on_grid(curves, points=200):
 Curve = collections.namedtuple("Curve", "x line low high seeds")
 
 
-def summarize(updates, y="mean_return", x="steps", statistic="mean", smooth=10, band_from=2):
+def summarize(updates, y="mean_return", x="steps", statistic="mean", smooth=10):
     """Updates of an algorithm on a task -> Curve over its seeds; low is None where no band is."""
     horizontal, scale = {"steps": ("global_step", 1e6), "minutes": ("seconds", 60)}[x]
     rows = updates.dropna(subset=[y, horizontal]).sort_values("global_step")
     seeds = [rows[rows.seed == seed] for seed in rows.seed.unique()]
     curves = [(x[horizontal].to_numpy() / scale, smoothed(x[y], smooth)) for x in seeds]
     grid, values = on_grid(curves) if curves else (np.empty(0), np.empty((1, 0)))
-    band = len(curves) >= band_from and len(grid)
+    band = len(curves) >= ENOUGH and len(grid)
     low, high = bootstrap_interval(STATISTICS[statistic], values) if band else (None, None)
     return Curve(grid, STATISTICS[statistic](values, axis=0), low, high, len(curves))
 
@@ -335,7 +336,8 @@ def main():
     source = provenance(updates.steps, updates.versions)
     smoothing = f"moving average over {args.smooth} updates" if args.smooth > 1 else "not smoothed"
     line = args.statistic.replace("iqm", "interquartile mean")
-    note = f"Line: {line} over seeds; band: 95% bootstrap interval; {smoothing}. {source}"
+    note = f"Line: {line} over seeds; band: 95% bootstrap interval, from {ENOUGH} "
+    note += f"seeds on; {smoothing}. {source}"
     for gap in gaps(updates):
         print(gap, file=sys.stderr)
     save(figure, args.out.with_suffix(""), " ".join([note, *gaps(updates)]))

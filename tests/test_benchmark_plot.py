@@ -95,9 +95,11 @@ def test_line_and_band_end_with_the_shortest_seed(x, end):
     assert (curve.low >= 1).all() and (curve.high <= 5).all() and (curve.low < 3).all()
 
 
-def test_one_seed_has_no_band():
-    curve = plot.summarize(updates_of(1, [1, 2, 3]), smooth=1)
-    assert curve.low is None and curve.line[[0, -1]].tolist() == [1, 3]
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_fewer_than_three_seeds_have_no_band(seeds):
+    updates = pd.concat([updates_of(seed, [1, 2, 3]) for seed in range(seeds)])
+    curve = plot.summarize(updates, smooth=1)
+    assert (curve.low is None) == (seeds < 3) and curve.line[[0, -1]].tolist() == [1, 3]
 
 
 def test_updates_in_which_no_episode_ended_are_bridged():
