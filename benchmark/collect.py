@@ -116,6 +116,7 @@ def summary(cell, reach=None):
         "first_100": mean(returns[:100]),
         "last_100": mean(returns[-100:]),
         "last_20": mean(returns[-20:]),
+        "longest_episode": max((int(row["episodic_length"]) for row in episodes), default=""),
         "final_reward": f"{final_reward(updates):.5g}",
         "versions": versions,
         "git_commit": config["git_commit"],

@@ -364,7 +364,8 @@ def test_finished_runs_are_collected_and_not_repeated(write, sweep, tmp_path):
     assert settings["clip_coef"] == "inf" and settings["num_steps"] == 8
     assert not {"env_id", "seed", "runs_dir", "resume"} & set(settings)
     assert [x["script"] for x in runs] == ["ppo_continuous", "trpo_continuous"]
-    assert [(x["steps"], x["last_100"], x["final_reward"]) for x in runs] == [("16", "3", "3")] * 2
+    names = "steps", "last_100", "longest_episode", "final_reward"
+    assert [[x[name] for name in names] for x in runs] == [["16", "3", "3", "3"]] * 2
     assert all(f"torch {torch.__version__}" in x["versions"] for x in runs)
     assert [x["global_step"] for x in updates] == ["8", "16"] * 2
     assert updates[0]["mean_kl"] and updates[0]["clipfrac"] and not updates[2]["clipfrac"]
