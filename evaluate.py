@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def one_line(error):
 
 
 def no_video(error):
-    needs = "pip install moviepy; on Linux without a display also apt-get install libegl1"
+    needs = "pip install moviepy, and pygame for Taxi; without a display apt-get install libegl1"
     print(f"evaluate.py: no video ({needs}): {one_line(error)}", file=sys.stderr)
 
 
@@ -82,6 +83,9 @@ class Policy:
         self.agent = script.Agent(*sizes, args)
         self.generator = torch.Generator().manual_seed(seed)
         try:
+            with zipfile.ZipFile(Path(run, "checkpoint.pt")) as archive:
+                if archive.testzip():  # torch doesn't compare the checksums
+                    raise ValueError(f"{archive.testzip()} in it is damaged")
             checkpoint = torch.load(Path(run, "checkpoint.pt"), "cpu", weights_only=True)
             if checkpoint["script"] != script.__name__:
                 raise ValueError(f"it is of {checkpoint['script']}.py")
@@ -213,6 +217,8 @@ def main(argv=None):
         for name, least in ("episodes", 1), ("seed", 0):
             if not least <= getattr(options, name) <= 1e18:
                 raise BadInput(f"--{name} is {getattr(options, name)}; allowed is [{least}, 1e18]")
+        if options.video == "":
+            raise BadInput("--video is ''; type the name of a folder")
         if options.video is not None:
             options.video = choose_renderer(options.video)
         policy = load_policy(options.run, options.seed)

@@ -452,6 +452,7 @@ import threading
 import time
 import traceback
 import typing
+import zipfile
 from pathlib import Path
 
 import gymnasium as gym
@@ -553,12 +554,13 @@ def load_config(args_class, run):
     try:
         config = json.loads(Path(run, "config.json").read_text())
         script, settings = config["script"], config["settings"]
-        if not re.fullmatch(r"\w+", script):  # or a stranger could have one type anything
+        own = Path(__file__).stem
+        if script != own and not re.fullmatch(r"\w+", script):  # or one would be told to type it
             raise ValueError(script)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         reason = "it has no readable config.json; type one of those below --runs-dir"
         raise BadInput(f"{run} is no run directory: {reason}.") from None
-    if script != Path(__file__).stem:
+    if script != own:
         name = shlex.quote(str(run))
         raise BadInput(f"{run} is a run of {script}.py; type python {script}.py --resume {name}")
     types = {field.name: str(field.type) for field in dataclasses.fields(args_class) if field.init}
@@ -754,6 +756,9 @@ class Run:
     def restore(self):
         """Take up the checkpoint, and drop the rows beyond it (and a torn one) from the CSVs."""
         try:
+            with zipfile.ZipFile(self.directory / "checkpoint.pt") as archive:
+                if archive.testzip():  # torch doesn't compare the checksums
+                    raise ValueError(f"{archive.testzip()} in it is damaged")
             state = torch.load(self.directory / "checkpoint.pt", "cpu", weights_only=True)
             if state["script"] != self.script:
                 raise ValueError(f"it is of {state['script']}.py")
@@ -934,7 +939,11 @@ class WholeGames(gym.Env):
 
 def join_processes(args):
     """This process's rank and the number of processes; 0 and 1 unless torchrun started it."""
-    rank, world = (int(os.environ.get(name, x)) for name, x in (("RANK", 0), ("WORLD_SIZE", 1)))
+    given = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not re.fullmatch(r"\d+ [1-9]\d*", " ".join(given)):
+        cure = "start with torchrun, or unset them"
+        raise BadInput(f"RANK is {given[0]!r} and WORLD_SIZE {given[1]!r}; {cure}.")
+    rank, world = map(int, given)
     steps = args.num_envs // world * args.num_steps
     if args.num_envs % world or steps % args.num_minibatches or steps // args.num_minibatches < 2:
         each = f"{world} processes with {args.num_minibatches} equal minibatches each"

@@ -203,6 +203,7 @@ import threading
 import time
 import traceback
 import typing
+import zipfile
 from pathlib import Path
 
 import gymnasium as gym
@@ -304,12 +305,13 @@ def load_config(args_class, run):
     try:
         config = json.loads(Path(run, "config.json").read_text())
         script, settings = config["script"], config["settings"]
-        if not re.fullmatch(r"\w+", script):  # or a stranger could have one type anything
+        own = Path(__file__).stem
+        if script != own and not re.fullmatch(r"\w+", script):  # or one would be told to type it
             raise ValueError(script)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         reason = "it has no readable config.json; type one of those below --runs-dir"
         raise BadInput(f"{run} is no run directory: {reason}.") from None
-    if script != Path(__file__).stem:
+    if script != own:
         name = shlex.quote(str(run))
         raise BadInput(f"{run} is a run of {script}.py; type python {script}.py --resume {name}")
     types = {field.name: str(field.type) for field in dataclasses.fields(args_class) if field.init}
@@ -505,6 +507,9 @@ class Run:
     def restore(self):
         """Take up the checkpoint, and drop the rows beyond it (and a torn one) from the CSVs."""
         try:
+            with zipfile.ZipFile(self.directory / "checkpoint.pt") as archive:
+                if archive.testzip():  # torch doesn't compare the checksums
+                    raise ValueError(f"{archive.testzip()} in it is damaged")
             state = torch.load(self.directory / "checkpoint.pt", "cpu", weights_only=True)
             if state["script"] != self.script:
                 raise ValueError(f"it is of {state['script']}.py")

@@ -454,6 +454,7 @@ import threading
 import time
 import traceback
 import typing
+import zipfile
 from pathlib import Path
 
 import gymnasium as gym
@@ -555,12 +556,13 @@ def load_config(args_class, run):
     try:
         config = json.loads(Path(run, "config.json").read_text())
         script, settings = config["script"], config["settings"]
-        if not re.fullmatch(r"\w+", script):  # or a stranger could have one type anything
+        own = Path(__file__).stem
+        if script != own and not re.fullmatch(r"\w+", script):  # or one would be told to type it
             raise ValueError(script)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         reason = "it has no readable config.json; type one of those below --runs-dir"
         raise BadInput(f"{run} is no run directory: {reason}.") from None
-    if script != Path(__file__).stem:
+    if script != own:
         name = shlex.quote(str(run))
         raise BadInput(f"{run} is a run of {script}.py; type python {script}.py --resume {name}")
     types = {field.name: str(field.type) for field in dataclasses.fields(args_class) if field.init}
@@ -756,6 +758,9 @@ class Run:
     def restore(self):
         """Take up the checkpoint, and drop the rows beyond it (and a torn one) from the CSVs."""
         try:
+            with zipfile.ZipFile(self.directory / "checkpoint.pt") as archive:
+                if archive.testzip():  # torch doesn't compare the checksums
+                    raise ValueError(f"{archive.testzip()} in it is damaged")
             state = torch.load(self.directory / "checkpoint.pt", "cpu", weights_only=True)
             if state["script"] != self.script:
                 raise ValueError(f"it is of {state['script']}.py")
@@ -1009,6 +1014,9 @@ class DiscreteEnvironment(Environment):
             return self.valid
         given, mask = self.info.get("action_mask"), np.zeros_like(self.valid)
         if isinstance(given, tuple):  # one array a component, as gymnasium's sample takes it
+            sizes, wanted = [np.size(x) for x in given], self.valid.sum(-1).tolist()
+            if sizes != wanted:
+                raise RunFailed(f"action_mask has components of {sizes} numbers, not of {wanted}")
             given = np.concatenate([np.ravel(x) for x in given])
         if given is None or np.size(given) != self.mask_size:
             has = "has none" if given is None else f"has one of {np.size(given)}"

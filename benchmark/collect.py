@@ -40,6 +40,8 @@ def committed(folder):
         except (csv.Error, UnicodeDecodeError) as error:
             raise BadInput(f"{shown(path)} cannot be read as a CSV: {error}") from None
         for line, row in enumerate(rows, start=2):
+            if None in row:
+                raise BadInput(f"{shown(path)}, line {line}: too many fields; mend or delete it.")
             for column, kind in kinds.items():
                 if column == "global_step" and column not in row:
                     continue  # `columns` may leave it out
@@ -105,6 +107,8 @@ def summary(cell, reach=None):
         if not (run / name).exists():
             raise LookupError(f"{name} is missing")
     updates, episodes = rows_of(run / "updates.csv"), rows_of(run / "episodes.csv")
+    if len(episodes) != sum(int(row["episodes"]) for row in updates):
+        raise ValueError("episodes.csv and updates.csv count different numbers of episodes")
     returns = [float(row["episodic_return"]) for row in episodes]
     key = {"algorithm": cell.algorithm, "task": cell.task, "seed": str(cell.seed)}
     versions = " ".join(f"{name} {version}" for name, version in config["versions"].items())

@@ -355,21 +355,22 @@ def final_rewards(algorithm, task, what, folder):
 
 
 def differences(folder):
-    runs, bars, rows = read_runs(folder / "engstrom_table2"), [], []
+    runs, bars, rows, changed = read_runs(folder / "engstrom_table2"), [], [], []
     for algorithm, task in dict.fromkeys(x[:2] for x in TRIED):
         published = PUBLISHED[algorithm][TASKS.index(task)]
         tried = [x[2:] for x in TRIED if x[:2] == (algorithm, task)]
         for what, name in [("nothing (Tables 2 and 3)", "engstrom_table2"), *tried]:
             rewards = final_rewards(algorithm, task, what, folder / name)
             ours = estimate(np.mean, rewards)
+            changed += [len(rewards)] * (name != "engstrom_table2" and len(rewards) > 0)
             bars.append((f"{algorithm}, {task}", what, ours[:3], published))
             seeds = ", ".join(number(x) for x in rewards) or "missing"
             rows.append([task, algorithm, what, seeds, number(*ours[:3]), number(*published)])
     header = ["task", "algorithm", "what was changed", "per seed", "mean", "published"]
-    note = (
-        f"Final mean reward [95% bootstrap interval, from {ENOUGH} seeds on]. With nothing changed "
+    note = f"Final mean reward [95% bootstrap interval, from {ENOUGH} seeds on]. With nothing "
+    note += (
+        f"changed {seeds_of(runs)}, else {plot.count(changed or [0])} (their rewards: differences.md). "
     )
-    note += f"{seeds_of(runs)}, else those of differences.md. "
     note += f"{plot.provenance(runs.steps, runs.versions)} "
     note += "Published: at least 80 agents a cell, 1M steps, -v2 tasks."
     title = "Engstrom et al., Tables 2 and 3: what was tried where we differ"

@@ -166,6 +166,15 @@ class Args:
     results: Path = REPOSITORY / "benchmark/results"  # gets another, to be committed
 
 
+def made(folder):
+    """The folder, which is there then, or BadInput."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{shown(folder)} can't be made: {error.strerror}.") from None
+    return folder
+
+
 def run(args):
     """-> exit status: 0 only if everything is done"""
     if args.workers is not None and args.workers < 1:
@@ -178,9 +187,9 @@ def run(args):
         for cell in wanted:
             print(shlex.join(["python", *cell.command(shown(cell.folder))]))
         return 0
-    committed(args.results / name)  # what is damaged there is said now, not after the training
-    folder = args.runs_dir.resolve() / name
-    folder.mkdir(parents=True, exist_ok=True)
+    results = made(args.results / name)
+    committed(results)  # what is damaged there is said now, not after the training
+    folder = made(args.runs_dir.resolve() / name)
     with open(folder / "lock", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,10 +204,10 @@ def run(args):
         sweep.train()
         sweep.report()
         kept = [experiment[name] for name in ("columns", "last_updates", "reach")]
-        rows = collect(cells, *kept, args.results / name)
+        rows = collect(cells, *kept, results)
     if rows:
         print(table(rows))
-    print(f"{name}: {len(sweep.done)} of {len(wanted)} done; results: {shown(args.results / name)}")
+    print(f"{name}: {len(sweep.done)} of {len(wanted)} done; results: {shown(results)}")
     if len(sweep.done) == len(wanted):
         return 0
     print(f"go on with: {shlex.join(['python', *sys.argv])}", file=sys.stderr)

@@ -427,6 +427,7 @@ def test_a_column_that_no_run_has_logged_costs_no_results(write, sweep, tmp_path
     [
         ("runs", "algorithm,task,seed\nPPO,Hopper-v5,1\n", "line 2: script is None"),
         ("runs", "{header}\nPPO,T,1,s,{{}},16,\n", "line 2: last_100 is ''"),
+        ("runs", "{header}\nPPO,T,1,s,{{}},16,3,4\n", "line 2: too many fields"),
         (
             "runs",
             "{header}\nPPO,T,1,s,{{}},16,3\nPPO,T,2,s,{{}},many,3\n",
@@ -450,14 +451,25 @@ def test_damaged_results_are_said_before_the_training(write, sweep, tmp_path, na
 def test_damaged_run_is_said_in_one_line(write, sweep, tmp_path):
     assert sweep(*write("Toy"))[0] == 0
     (path,) = (tmp_path / "runs").rglob("episodes.csv")
-    path.write_text("global_step\n16\n")
-    status, _, error = sweep(*write("Toy"))
-    assert status == 2 and f"{path.parent} has a damaged CSV" in error and error.count("\n") == 1
+    shortened = "".join(path.read_text().splitlines(keepends=True)[:-1])
+    for text in "global_step\n16\n", shortened:
+        path.write_text(text)
+        status, _, error = sweep(*write("Toy"))
+        assert status == 2 and f"{path.parent} has a damaged CSV" in error
+        assert error.count("\n") == 1
     path.unlink()
     before = (tmp_path / "results/tiny/runs.csv").read_text()
     status, _, error = sweep(*write("Toy"))
     assert status == 2 and "episodes.csv is missing" in error and error.count("\n") == 1
     assert (tmp_path / "results/tiny/runs.csv").read_text() == before
+
+
+@pytest.mark.parametrize("option", ["--results", "--runs-dir"])
+def test_folder_that_is_a_file_is_said_before_the_training(write, sweep, tmp_path, option):
+    (tmp_path / "file").touch()
+    status, _, error = sweep(*write("Toy"), option, str(tmp_path / "file"))
+    assert status == 2 and f"{tmp_path}/file/tiny can't be made" in error
+    assert error.count("\n") == 1 and not list(tmp_path.rglob("checkpoint.pt"))
 
 
 def test_seed_too_large_among_the_folders_is_one_line(write, sweep, tmp_path):

@@ -365,6 +365,9 @@ def test_aux_04_a_mask_may_be_a_tuple_and_holds_nothing_but_0_and_1():
     env.reset(1)
     env.info = {"action_mask": (np.int8([1, 0, 1]), np.int8([0, 1]))}
     assert env.mask().tolist() == [[True, False, True], [False, True, False]]
+    env.info = {"action_mask": (np.int8([0, 1]), np.int8([1, 0, 1]))}
+    with pytest.raises(ppo.RunFailed, match=r"components of \[2, 3\] numbers, not of \[3, 2\]"):
+        env.mask()
     for wrong in np.nan, -1, 2:
         env.info = {"action_mask": np.array([1, wrong, 1, 0, 1])}
         with pytest.raises(ppo.RunFailed, match="isn't all 0 and 1"):

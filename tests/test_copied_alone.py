@@ -24,6 +24,18 @@ def test_copied_alone(script, tmp_path):
     assert (run / "checkpoint.pt").is_file()
 
 
+def test_copied_under_another_name(tmp_path):
+    script = next(x for x in SCRIPTS if x.stem == "ppo_continuous")
+    shutil.copy(script, tmp_path / "my script (1).py")
+    options = "--num-steps 32 --num-minibatches 4 --total-timesteps".split()
+    command = [sys.executable, "-I", "my script (1).py"]
+    subprocess.run([*command, *options, "64"], cwd=tmp_path, check=True)
+    (run,) = (tmp_path / "runs").iterdir()
+    resume = ["--resume", run, "--total-timesteps", "128"]
+    subprocess.run([*command, *resume], cwd=tmp_path, check=True)
+    assert len((run / "updates.csv").read_text().splitlines()) == 5
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_imports_are_declared(script):
     text = script.read_text()

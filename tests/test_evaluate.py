@@ -189,7 +189,8 @@ def test_folder_that_cannot_be_made_loses_nothing(run, tmp_path, capsys, monkeyp
 @pytest.mark.parametrize(
     "case",
     ["missing", "config", "deep", "script", "path", "settings", "environment"]
-    + ["no-checkpoint", "garbage", "empty", "network", "episodes", "seed", "seed-of-1e19"],
+    + ["no-checkpoint", "garbage", "empty", "network", "episodes", "seed", "seed-of-1e19"]
+    + ["bit", "video"],
 )
 def test_bad_input_is_one_line_and_status_2(copy, capsys, case):
     config, checkpoint, options = copy / "config.json", copy / "checkpoint.pt", []
@@ -212,6 +213,14 @@ def test_bad_input_is_one_line_and_status_2(copy, capsys, case):
         checkpoint.unlink()
     elif case in ("garbage", "empty"):
         checkpoint.write_bytes(b"junk" * 99 * (case == "garbage"))
+    elif case == "bit":
+        agent = torch.load(checkpoint, weights_only=True)["parts"]["agent"]
+        weight = next(x for x in agent.values() if x.dim() > 1).flatten()
+        content = bytearray(checkpoint.read_bytes())
+        content[content.index(weight[:2].numpy().tobytes()) + 3] ^= 1
+        checkpoint.write_bytes(content)
+    elif case == "video":
+        options = ["--video", ""]
     elif case == "network":
         state = torch.load(checkpoint, weights_only=True)
         parameters = state["parts"]["agent"]
@@ -224,7 +233,7 @@ def test_bad_input_is_one_line_and_status_2(copy, capsys, case):
     status, text, error = output(capsys, copy, *options)
     assert status == 2 and not text and len(error.splitlines()) == 1
     assert error.startswith("evaluate.py: ")
-    assert not options or "allowed is [" in error
+    assert not options or "allowed is [" in error or "type the name of a folder" in error
 
 
 @pytest.mark.parametrize("script", [*CONTINUOUS, "ppo_multidiscrete"], indirect=True)

@@ -84,11 +84,15 @@ def test_environment_without_a_space_is_refused(train, missing, capfd):
 
 
 @pytest.mark.parametrize("name", ["ppo_atari", "ppo_atari_lstm"])
-def test_world_size_without_torchrun_is_refused(name, monkeypatch, tmp_path, capfd):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+@pytest.mark.parametrize("value", ["2", "x", "0", "-1"])
+def test_world_size_without_torchrun_is_refused(name, value, monkeypatch, tmp_path, capfd):
+    monkeypatch.setenv("WORLD_SIZE", value)
     assert importlib.import_module(name).main(["--runs-dir", str(tmp_path)]) == 2
     error = capfd.readouterr().err
-    assert "there is no RANK; start with torchrun --nproc-per-node=2" in error
+    assert (
+        f"WORLD_SIZE {value!r}" in error or f"WORLD_SIZE is {value}, but there is no RANK" in error
+    )
+    assert "start with torchrun" in error
 
 
 def test_environment_that_exits_is_a_failure(train):
@@ -126,6 +130,22 @@ def test_damaged_counters_are_refused(run, resume, value):
     state["counters"]["update"] = value
     torch.save(state, run / "checkpoint.pt")
     assert resume() == 2
+
+
+def test_a_flipped_bit_is_noticed(run, resume, capfd):
+    """The checkpoint is a zip file, whose checksums torch.load doesn't compare."""
+    path = run / "checkpoint.pt"
+
+    def weight():
+        return torch.load(path, weights_only=True)["parts"]["agent"]["policy.0.weight"][0, :2]
+
+    before, content = weight(), bytearray(path.read_bytes())
+    content[content.index(before.numpy().tobytes()) + 3] ^= 64  # of the exponent
+    path.write_bytes(content)
+    assert weight()[0] != before[0]
+    assert resume() == 2
+    error = capfd.readouterr().err
+    assert "can't be used, train anew" in error and "is damaged" in error
 
 
 def test_moments_and_statistics_of_another_shape_are_refused(run, resume, capfd):
