@@ -368,9 +368,7 @@ def differences(folder):
             rows.append([task, algorithm, what, seeds, number(*ours[:3]), number(*published)])
     header = ["task", "algorithm", "what was changed", "per seed", "mean", "published"]
     note = f"Final mean reward [95% bootstrap interval, from {ENOUGH} seeds on]. With nothing "
-    note += (
-        f"changed {seeds_of(runs)}, else {plot.count(changed or [0])} (their rewards: differences.md). "
-    )
+    note += f"changed {seeds_of(runs)}, else {plot.count(changed or [0])} (differences.md). "
     note += f"{plot.provenance(runs.steps, runs.versions)} "
     note += "Published: at least 80 agents a cell, 1M steps, -v2 tasks."
     title = "Engstrom et al., Tables 2 and 3: what was tried where we differ"
