@@ -129,7 +129,7 @@ def test_experiment_is_accepted_by_the_scripts(path, tmp_path):
     counts |= {"hopper_quick": 2, "mujoco_ppo": 30, "ppo_table1": 231, "ablation": 102}
     counts |= {
         "minimal": 3,
-        "mujoco_trpo": 6,
+        "mujoco_trpo": 10,
         "time_limits": 6,
         "engstrom_versions": 18,
         "humanoid_v4": 2,
