@@ -12,7 +12,6 @@ import json
 import os
 import re
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -83,13 +82,7 @@ class Policy:
         self.agent = script.Agent(*sizes, args)
         self.generator = torch.Generator().manual_seed(seed)
         try:
-            with zipfile.ZipFile(Path(run, "checkpoint.pt")) as archive:
-                if archive.testzip():  # torch doesn't compare the checksums
-                    raise ValueError(f"{archive.testzip()} in it is damaged")
-            checkpoint = torch.load(Path(run, "checkpoint.pt"), "cpu", weights_only=True)
-            if checkpoint["script"] != script.__name__:
-                raise ValueError(f"it is of {checkpoint['script']}.py")
-            parts = checkpoint["parts"]
+            parts = script.load_checkpoint(run)["parts"]
             self.agent.load_state_dict(parts["agent"])
             if not all(x.isfinite().all() for x in self.agent.state_dict().values()):
                 raise ValueError("its weights aren't finite")

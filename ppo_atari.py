@@ -756,12 +756,7 @@ class Run:
     def restore(self):
         """Take up the checkpoint, and drop the rows beyond it (and a torn one) from the CSVs."""
         try:
-            with zipfile.ZipFile(self.directory / "checkpoint.pt") as archive:
-                if archive.testzip():  # torch doesn't compare the checksums
-                    raise ValueError(f"{archive.testzip()} in it is damaged")
-            state = torch.load(self.directory / "checkpoint.pt", "cpu", weights_only=True)
-            if state["script"] != self.script:
-                raise ValueError(f"it is of {state['script']}.py")
+            state = load_checkpoint(self.directory)
             for name, part in self.parts.items():
                 load_part(part, state["parts"][name])
             counters = state["counters"]
@@ -831,6 +826,19 @@ def write_file(path, content):
     except OSError as error:
         new.unlink(missing_ok=True)
         raise RunFailed(f"{path} can't be written: {error.strerror}") from error
+
+
+def load_checkpoint(directory):
+    """The state of this script's run that is kept there, or an exception."""
+    path = Path(directory, "checkpoint.pt")
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()  # torch doesn't compare the checksums
+    if damaged:
+        raise ValueError(f"{damaged} in it is damaged")
+    state = torch.load(path, "cpu", weights_only=True)
+    if state["script"] != Path(__file__).stem:
+        raise ValueError(f"it is of {state['script']}.py")
+    return state
 
 
 def part_state(part):
