@@ -245,8 +245,9 @@ def selected(cells, seeds, only):
         if attribute is None:
             raise BadInput(f"--only {condition}: type algorithm=NAME or env=NAME.")
         values = sorted({getattr(cell, attribute) for cell in cells})
-        kept = [x for x in values for p in patterns.split(",") if fnmatch.fnmatchcase(x, p)]
+        whole = fnmatch.filter(values, patterns)  # a name may hold a comma
+        kept = whole or [x for p in patterns.split(",") for x in fnmatch.filter(values, p)]
         if not kept:
-            raise BadInput(f"--only {condition}: there is none; there are {', '.join(values)}.")
+            raise BadInput(f"--only {condition}: there is none; there are {'; '.join(values)}.")
         cells = [cell for cell in cells if getattr(cell, attribute) in kept]
     return sorted(cells, key=lambda cell: cell.seed)  # all algorithms early

@@ -287,6 +287,9 @@ def test_dry_run_prints_the_commands_and_writes_nothing(write, sweep, tmp_path):
     assert status == 0 and len(out.splitlines()) == 4 and out.count("--init xavier") == 4
     status, out, _ = sweep(*command, "--dry-run", "--only", "algorithm=A,Z", "env=*Toy*")
     assert [shlex.split(line)[3] for line in out.splitlines()] == ["sweep_envs:Toy-v0"] * 2
+    command = write("Toy", more='[algorithms."A, with more"]\n[algorithms.A]')
+    status, out, _ = sweep(*command, "--dry-run", "--only", "algorithm=A, with more")
+    assert status == 0 and len(out.splitlines()) == 1 and "A-with-more__" in out
 
 
 @pytest.mark.parametrize(
