@@ -106,7 +106,10 @@ def name_algorithms(configs):
 def read_runs(folder, columns):
     """runs.csv of a results folder."""
     if not (folder / "runs.csv").is_file():
-        fail(f"{folder} is no results folder: it has no runs.csv.")
+        text = f"{folder} is no results folder: it has no runs.csv."
+        experiment = f"benchmark/experiments/{folder.name}.toml"
+        known = (Path(__file__).parent.parent / experiment).is_file()
+        fail(f"{text} Type python benchmark/run.py {experiment} first." if known else text)
     runs = read_csv(folder / "runs.csv", KEY + columns)
     if runs.empty:
         fail(f"{folder}/runs.csv has no run in it.")

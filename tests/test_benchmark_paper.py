@@ -234,8 +234,10 @@ def test_bad_input_is_one_line(artifact, monkeypatch, tmp_path, capsys):
         make(monkeypatch, tmp_path, artifact, tmp_path)
     assert stop.value.code == 2
     folder = tmp_path / "engstrom_table2" if artifact == "differences" else tmp_path
-    error = f"paper.py: {folder} is no results folder: it has no runs.csv.\n"
-    assert capsys.readouterr().err == error
+    error = f"paper.py: {folder} is no results folder: it has no runs.csv."
+    if artifact == "differences":
+        error += " Type python benchmark/run.py benchmark/experiments/engstrom_table2.toml first."
+    assert capsys.readouterr().err == f"{error}\n"
 
 
 @pytest.mark.parametrize("artifact", ["table2", "figure2", "cleanrl"])
