@@ -1,11 +1,17 @@
-"""Finished runs -> runs.csv and updates.csv of an experiment, small enough to be committed."""
+"""Finished runs -> runs.csv and updates.csv of an experiment, small enough to be committed.
 
+python benchmark/collect.py benchmark/results/taxi  # its table of scores again
+"""
+
+import argparse
 import csv
 import itertools
 import json
 import math
 import os
 import statistics
+import sys
+from pathlib import Path
 
 from experiment import BadInput, Cell
 from jobs import shown
@@ -185,3 +191,20 @@ def collect(cells, columns, last_updates, reach, folder):
     if lacking:  # said last, so that nothing is lost
         raise BadInput(f"columns: none of these runs has logged {lacking[0]!r}.")
     return sorted(runs + kept, key=order)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="collect.py", description="Print tables of scores again.")
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of benchmark/results")
+    for folder in parser.parse_args().folders:
+        try:
+            runs, _ = committed(folder)
+        except (BadInput, OSError) as error:
+            sys.exit(f"collect.py: {error}")
+        if not runs:
+            sys.exit(f"collect.py: {folder} is no results folder: it has no runs.csv.")
+        print(table(runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -41,6 +41,7 @@ PUBLISHED = {  # Engstrom et al., Tables 2 and 3: mean and interval, by TASKS
     "PPO, OpenAI Baselines": [(3424,), (2316,), ()],
     "AAI": [(242,), (99,), (224,)],
     "ACLI": [(557,), (421,), (444,)],
+    "ACLI − AAI": [(557 - 242,), (421 - 99,), (444 - 224,)],
 }
 OPTIMIZATIONS = {  # of Figure 1: the setting, its value when on (also the script's default)
     "value clipping": ("clip_vloss", True),
@@ -72,18 +73,23 @@ CLEANRL = {  # its documentation: mean and standard deviation of 3 seeds, 1M ste
 ALGORITHMS = ["PPO", "PPO-M", "TRPO", "TRPO+"]
 BASELINES = "PPO, OpenAI Baselines"  # published only
 WITHOUT_CLIPPING = ["PPO", BASELINES, "PPO-M", "PPO-NoClip"]
+WHOLE = "Fisher matrix of the whole batch"
 TRIED = [  # a cell of Tables 2 and 3, what was changed, the folder of its runs
     ("TRPO", "Walker2d", "-v4, whose feet differ", "engstrom_versions"),
     ("TRPO+", "Walker2d", "-v4, whose feet differ", "engstrom_versions"),
     ("PPO-M", "Walker2d", "-v4, whose feet differ", "engstrom_versions"),
     ("TRPO", "Humanoid", "without contact forces", "engstrom_versions"),
     ("TRPO", "Humanoid", "a reset before every batch", "engstrom_batch_reset"),
-    ("TRPO", "Humanoid", "Fisher matrix of the whole batch", "engstrom_humanoid"),
+    ("TRPO", "Humanoid", WHOLE, "engstrom_humanoid"),
+    ("TRPO", "Humanoid", f"{WHOLE}, without contact forces", "engstrom_humanoid"),
     ("TRPO", "Humanoid", "all that the release did", "engstrom_release"),
+    ("TRPO", "Humanoid", f"all that the release did, {WHOLE}", "engstrom_release_fisher"),
     ("TRPO", "Humanoid", "code of sb3-contrib", "peers/matched"),
     ("TRPO+", "Humanoid", "without contact forces", "engstrom_versions"),
     ("TRPO+", "Humanoid", "value gradients not clipped", "engstrom_humanoid"),
+    ("TRPO+", "Humanoid", WHOLE, "engstrom_humanoid"),
     ("TRPO+", "Humanoid", "all that the release did", "engstrom_release"),
+    ("TRPO+", "Humanoid", f"all that the release did, {WHOLE}", "engstrom_release_fisher"),
     ("PPO-NoClip", "Humanoid", "without contact forces", "engstrom_humanoid"),
 ]
 PPO_TASKS = ["HalfCheetah", "Hopper", "InvertedDoublePendulum", "InvertedPendulum", "Reacher"]
@@ -106,7 +112,12 @@ def acli(*samples, axis=0):
     return np.maximum(abs(ppo - ppo_m), abs(trpo_plus - trpo))
 
 
-IMPROVEMENTS = {"AAI": aai, "ACLI": acli}
+def excess(*samples, axis=0):
+    """Positive where code-level optimizations bring more than another algorithm."""
+    return acli(*samples, axis=axis) - aai(*samples, axis=axis)
+
+
+IMPROVEMENTS = {"AAI": aai, "ACLI": acli, "ACLI − AAI": excess}
 
 
 def pooled_mean(*samples, axis=0):

@@ -1,7 +1,7 @@
 """Return curves, one panel a task, of run directories or of folders with collected results.
 
     python benchmark/plot.py runs/*
-    python benchmark/plot.py benchmark/results/engstrom --statistic iqm --x minutes --out curves.png
+    python benchmark/plot.py benchmark/results/minimal --statistic iqm --x minutes --out curves.png
     python benchmark/plot.py runs/Hopper* --peers peers/*.csv  # <peer>__<task>__s<seed>.csv
 
 Writes a PNG and an SVG. A seed's curve: the mean return of the episodes that ended in each update,
@@ -336,7 +336,7 @@ def main():
     updates = read(args.paths, columns)
     peers = pd.concat([read_peer(path) for path in args.peers]) if args.peers else None
     figure = draw(updates, peers, args.x, args.statistic, args.smooth)
-    source = provenance(updates.steps, updates.versions)
+    source = "Ours: " * bool(args.peers) + provenance(updates.steps, updates.versions)
     smoothing = f"moving average over {args.smooth} updates" if args.smooth > 1 else "not smoothed"
     line = args.statistic.replace("iqm", "interquartile mean")
     note = f"Line: {line} over seeds; band: 95% bootstrap interval, from {ENOUGH} "

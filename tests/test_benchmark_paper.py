@@ -81,6 +81,15 @@ def test_estimate_has_no_interval_below_three_seeds():
     assert paper.estimate(np.mean, [5, 5, 5]) == (5, 5, 5, 3)
 
 
+@pytest.mark.parametrize("seeds, coverage", [(3, 0.73), (5, 0.84)])
+def test_intervals_of_few_seeds_hold_the_mean_less_often_than_they_say(seeds, coverage):
+    """As the README warns: of normal data in 73% and 84% of cases instead of 95%."""
+    samples = np.random.default_rng(1).normal(size=(600, seeds))
+    bounds = [paper.estimate(np.mean, sample)[1:3] for sample in samples]
+    held = np.mean([low <= 0 <= high for low, high in bounds])
+    assert abs(held - coverage) < 0.05
+
+
 def test_pooled_mean_resamples_within_each_task():
     assert paper.estimate(paper.pooled_mean, [0, 0, 0], [1, 1, 1]) == (0.5, 0.5, 0.5, 3)
     assert math.isnan(paper.estimate(paper.pooled_mean, [0, 0, 0], [])[0])
@@ -112,7 +121,7 @@ def test_table2_beside_the_published_and_missing_as_missing(monkeypatch, tmp_pat
     runs = [(name, "Hopper-v5", s, {}, x + s) for name, x in rewards.items() for s in (1, 2, 3)]
     runs += [("PPO", "Walker2d-v5", s, {}, 700 + s) for s in (1, 2)]
     text = make(monkeypatch, tmp_path, "table2", write_results(tmp_path / "results", runs))
-    header, ppo, ppo_m, _, trpo_plus, aai, acli = rows_of(text)
+    header, ppo, ppo_m, _, trpo_plus, aai, acli, excess = rows_of(text)
     assert header[1:4] == ["Walker2d, ours", "Walker2d, published", "Hopper, ours"]
     assert ppo[1] == "1702, 2 seeds, too few for an interval"
     assert ppo[2] == "3292 [3157, 3426]"
@@ -120,6 +129,7 @@ def test_table2_beside_the_published_and_missing_as_missing(monkeypatch, tmp_pat
     assert ppo_m[1] == "missing" and trpo_plus[5] == "missing" and aai[1] == "missing"
     assert aai[3].startswith("50 [") and aai[4] == "99"
     assert acli[3].startswith("200 [") and acli[4] == "421"
+    assert excess[3].startswith("150 [") and excess[2::2] == ["315", "322", "220"]
     assert "2 to 3 seeds" in text and "20,480 steps" in text and VERSIONS in text
 
 
@@ -207,6 +217,7 @@ def test_differences_beside_the_unchanged_cells(monkeypatch, tmp_path):
     write_results(tmp_path / "engstrom_batch_reset", [("TRPO", task, 1, {}, 110)])
     task = "benchmark.batch_reset:Release/Humanoid-v5"
     write_results(tmp_path / "engstrom_release", [("TRPO+", task, 1, {}, 120)])
+    write_results(tmp_path / "engstrom_release_fisher", [("TRPO", task, 1, {}, 130)])
     matched = tmp_path / "peers/matched"
     matched.mkdir(parents=True)
     steps = 2048 * np.arange(1, 11)
@@ -226,6 +237,8 @@ def test_differences_beside_the_unchanged_cells(monkeypatch, tmp_path):
     assert found["TRPO+", "without contact forces"] == "1080"
     assert found["TRPO+", "value gradients not clipped"] == "1100"
     assert found["TRPO+", "all that the release did"] == "1120"
+    both = "all that the release did, Fisher matrix of the whole batch"
+    assert found["TRPO", both] == "1130" and found["TRPO+", both] == "missing"
 
 
 @pytest.mark.parametrize("artifact", paper.ARTIFACTS)

@@ -130,7 +130,8 @@ def test_experiment_is_accepted_by_the_scripts(path, tmp_path):
     counts |= {"minimal": 3, "mujoco_trpo": 10, "time_limits": 6, "humanoid_v4": 2}
     counts |= {"engstrom_versions": 18}
     counts |= {"atari": 2, "atari_lstm": 1, "multidiscrete": 12, "taxi": 6}
-    counts |= {"engstrom_humanoid": 6, "engstrom_batch_reset": 2, "engstrom_release": 4}
+    counts |= {"engstrom_humanoid": 10, "engstrom_batch_reset": 2}
+    counts |= {"engstrom_release": 4, "engstrom_release_fisher": 4}
     assert len(cells) == counts[path.stem]
 
 
@@ -149,9 +150,12 @@ def test_engstrom_cells_are_those_released(name, number, tmp_path):
         assert settings["heldout"] == in_figures
 
 
-def test_engstrom_humanoid_changes_one_thing_in_each_cell(tmp_path):
+def test_engstrom_humanoid_changes_what_the_names_of_its_cells_say(tmp_path):
+    whole = "Fisher matrix of the whole batch"
     changed = {
-        "TRPO, Fisher matrix of the whole batch": {"fisher_fraction"},
+        f"TRPO, {whole}": {"fisher_fraction"},
+        f"TRPO, {whole}, without contact forces": {"fisher_fraction", "env_kwargs"},
+        f"TRPO+, {whole}": {"fisher_fraction"},
         "TRPO+, value gradients not clipped": {"max_grad_norm"},
         "PPO-NoClip, without contact forces": {"env_kwargs"},
         "TRPO": {"env_id", "bootstrap_on_truncation"},  # a reset at the start of every batch
@@ -168,16 +172,20 @@ def test_engstrom_humanoid_changes_one_thing_in_each_cell(tmp_path):
         assert differing == changed[cell.algorithm]
 
 
-def test_engstrom_release_has_the_settings_but_for_what_was_beside_them(tmp_path):
+@pytest.mark.parametrize(
+    "release, more",
+    [("engstrom_release", set()), ("engstrom_release_fisher", {"fisher_fraction"})],
+)
+def test_engstrom_release_has_the_settings_but_for_what_was_beside_them(release, more, tmp_path):
     cells = []
-    for name in "engstrom_table2", "engstrom_release":
+    for name in "engstrom_table2", release:
         experiment = read_experiment(ROOT / f"benchmark/experiments/{name}.toml")
         cells += cells_of(experiment, name, [1], tmp_path)
     ours = {x.algorithm: x.settings() for x in cells if x.task == "Humanoid-v5"}
     for cell in cells[15:]:
         own, other = cell.settings(), ours[cell.algorithm]
         differing = {name for name, x in own.items() if x != other[name]}
-        assert differing - {"max_grad_norm"} == {"env_id", "bootstrap_on_truncation"}
+        assert differing - {"max_grad_norm"} == {"env_id", "bootstrap_on_truncation"} | more
         assert own["max_grad_norm"] == math.inf and own["clip_obs"] == other["clip_obs"]
 
 

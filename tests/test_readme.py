@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmark"))
 
+import collect
 import paper
 from collect import rows_of, table
 from throughput import speed_table
@@ -41,3 +42,12 @@ def test_table_is_that_of_the_results(name, text):
         expected = table(rows_of(RESULTS / name / "runs.csv"))
     lines = [line for line in expected.splitlines() if line.startswith("|")]
     assert text.strip().splitlines() == lines
+
+
+def test_collect_prints_the_table_again(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["collect.py", str(RESULTS / "taxi")])
+    collect.main()
+    assert capsys.readouterr().out == dict(TABLES)["taxi"]
+    monkeypatch.setattr(sys, "argv", ["collect.py", str(tmp_path)])
+    with pytest.raises(SystemExit, match="is no results folder: it has no runs.csv"):
+        collect.main()
