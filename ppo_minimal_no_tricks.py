@@ -289,6 +289,8 @@ def parse_args(args_class, argv):
     resume = finder.parse_known_args(argv)[0].resume
     if resume is None:
         return tyro.cli(args_class, args=argv)
+    if not resume:
+        raise BadInput("--resume is empty; type a directory below --runs-dir.")
     saved = load_config(args_class, resume)
     args = dataclasses.replace(tyro.cli(args_class, args=argv, default=saved))  # derived anew
     for field in dataclasses.fields(args):
@@ -500,6 +502,9 @@ class Run:
         self.state = copy.deepcopy({"script": self.script, "counters": counters, "parts": parts})
 
     def save(self):
+        """Have the checkpoint on the disk, and before it the rows that it covers."""
+        for file in self.files:
+            os.fsync(file.fileno())
         buffer = io.BytesIO()
         torch.save(self.state, buffer)
         write_file(self.directory / "checkpoint.pt", buffer.getbuffer())

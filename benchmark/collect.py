@@ -4,7 +4,9 @@ python benchmark/collect.py benchmark/results/taxi  # its table of scores again
 """
 
 import argparse
+import contextlib
 import csv
+import fcntl
 import itertools
 import json
 import math
@@ -113,6 +115,8 @@ def summary(cell, reach=None):
         if not (run / name).exists():
             raise LookupError(f"{name} is missing")
     updates, episodes = rows_of(run / "updates.csv"), rows_of(run / "episodes.csv")
+    if [int(row["update"]) for row in updates] != list(range(1, cell.args.num_updates + 1)):
+        raise ValueError("updates.csv hasn't one row for each update")
     if len(episodes) != sum(int(row["episodes"]) for row in updates):
         raise ValueError("episodes.csv and updates.csv count different numbers of episodes")
     returns = [float(row["episodic_return"]) for row in episodes]
@@ -154,18 +158,28 @@ def table(runs):
     return "\n".join(lines)
 
 
+@contextlib.contextmanager
+def locked(folder):
+    """A results folder that no other sweep may change meanwhile."""
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
 def collect(cells, columns, last_updates, reach, folder):
     """Write runs.csv and updates.csv of the finished runs; keep others of the same settings.
 
     -> the rows of runs.csv
     """
-    finished = []
+    finished, wrong = [], []
     for cell in filter(Cell.is_complete, cells):
         try:
             finished.append(summary(cell, reach))
-        except (LookupError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__} {error}"
-            raise BadInput(f"{shown(cell.run())} has a damaged CSV: {reason}") from None
+        except (LookupError, TypeError, ValueError, AttributeError, csv.Error) as error:
+            wrong.append(f"{shown(cell.run())} is damaged: {type(error).__name__} {error}")
     runs = [row for row, _ in finished]
     updates = [row for _, rows in finished for row in rows[-last_updates:]]
     here = {tuple(row[x] for x in KEY) for row in runs}
@@ -189,7 +203,9 @@ def collect(cells, columns, last_updates, reach, folder):
         if columns != []:
             write_rows(folder / "updates.csv", sorted(updates, key=order))
     if lacking:  # said last, so that nothing is lost
-        raise BadInput(f"columns: none of these runs has logged {lacking[0]!r}.")
+        wrong.append(f"columns: none of these runs has logged {lacking[0]!r}.")
+    if wrong:
+        raise BadInput(" ".join(wrong))
     return sorted(runs + kept, key=order)
 
 

@@ -78,12 +78,12 @@ class Cell:
 
     def is_complete(self):
         run = self.run()
-        if run is None or progress(run)[0] < self.total():
-            return False
-        import torch
+        return run is not None and progress(run)[0] >= self.total() and self.is_trained(run)
 
+    def is_trained(self, run):
+        """Whether its checkpoint is that of the last update."""
         try:
-            state = torch.load(run / "checkpoint.pt", "cpu", weights_only=True)
+            state = self.script.load_checkpoint(run)
             return state["counters"]["update"] >= self.args.num_updates
         except Exception:
             return False  # the script will say why it can't go on from it
@@ -101,6 +101,8 @@ class Cell:
             if getattr(saved, name) != now:
                 was = f"{name} was {getattr(saved, name)} in {shown(self.folder)}"
                 raise BadInput(f"{was}, but is {now} now; move that folder away.")
+        if progress(run)[0] < self.total() and self.is_trained(run):
+            raise BadInput(f"{shown(run)}/updates.csv lacks its last rows; move that folder away.")
 
 
 def check_keys(table, allowed, where):
@@ -120,7 +122,7 @@ def read_experiment(path):
     """The tables of an experiment file, with every key there."""
     try:
         experiment = tomllib.loads(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}.") from None
     kinds = {"script": str, "tasks": list, "seeds": str, "columns": list, "settings": dict}
     check_keys(experiment, kinds | {"algorithms": dict, "last_updates": int, "reach": float}, path)
@@ -135,6 +137,8 @@ def read_experiment(path):
         if not isinstance(x, str):
             raise BadInput(f"{path}: {x!r} is no text.")
     for name, algorithm in experiment["algorithms"].items():
+        if not name.strip() or not name.isprintable() or "|" in name:
+            raise BadInput(f"{path}: an algorithm is named {name!r}; type letters, no | in it.")
         where, kinds = f"{path}: {name}", {"script": str, "settings": dict, "tasks": dict}
         check_keys(algorithm, kinds | {"grid": dict}, where)
         kinds = dict.fromkeys(experiment["tasks"], dict)
@@ -221,6 +225,8 @@ def cells_of(experiment, name, seeds, runs_dir):
             own = settings | by_task.get(task, {})
             args = parse_settings(script, own, task, where)
             prefix = re.sub(r"[^\w.=+-]+", "-", f"{algorithm}__{task}") + "__s"
+            if len(prefix) > 200:
+                raise BadInput(f"{where}: that is too long for the name of a folder.")
             if prefix in folders:
                 raise BadInput(f"{where} would share the folder {prefix}1 with another.")
             folders.add(prefix)
@@ -236,6 +242,20 @@ def cells_of(experiment, name, seeds, runs_dir):
     return cells
 
 
+def named(values, pieces):
+    """The values that a list names, split at its commas; empty if one of its names is unknown.
+
+    A name may hold commas itself: the longest that is one counts.
+    """
+    for end in range(len(pieces), 0, -1):
+        name = ",".join(pieces[:end]).strip()
+        found = [name] if name in values else [x for x in values if fnmatch.fnmatchcase(x, name)]
+        rest = named(values, pieces[end:]) if found else []
+        if found and (rest or end == len(pieces)):
+            return found + rest
+    return []
+
+
 def selected(cells, seeds, only):
     """The cells with these seeds that match "algorithm=NAME,NAME" and "env=NAME" (* and ? too)."""
     cells = [cell for cell in cells if cell.seed in seeds]
@@ -245,9 +265,9 @@ def selected(cells, seeds, only):
         if attribute is None:
             raise BadInput(f"--only {condition}: type algorithm=NAME or env=NAME.")
         values = sorted({getattr(cell, attribute) for cell in cells})
-        whole = fnmatch.filter(values, patterns)  # a name may hold a comma
-        kept = whole or [x for p in patterns.split(",") for x in fnmatch.filter(values, p)]
+        kept = named(values, patterns.split(","))
         if not kept:
-            raise BadInput(f"--only {condition}: there is none; there are {'; '.join(values)}.")
+            unknown = f"--only {condition} names what isn't there"
+            raise BadInput(f"{unknown}; there are {'; '.join(values)}.")
         cells = [cell for cell in cells if getattr(cell, attribute) in kept]
     return sorted(cells, key=lambda cell: cell.seed)  # all algorithms early

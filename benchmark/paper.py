@@ -336,7 +336,7 @@ def figure2(folder):
     names = [name for name, _, _ in TRUST_REGION]
     runs = chosen(read_runs(folder), names)
     columns = ["global_step", "mean_return", "max_ratio", "mean_kl"]
-    updates = chosen(plot.read_updates(folder, columns), names)
+    updates = chosen(plot.read_updates(folder, columns, whole=True), names)
     tasks = sorted(set(updates.task))
     rows = []
     for task, name in itertools.product(tasks, names):
@@ -408,7 +408,8 @@ def ppo_table1(folder):
     runs = runs.assign(surrogate=runs.settings.map(surrogate)).dropna(subset=["surrogate"])
     if runs.empty:
         fail(f"{folder} has no run with a surrogate of the PPO paper's Table 1.")
-    updates = plot.read_updates(folder, ["global_step", "episodes", "mean_return"])
+    columns = ["global_step", "episodes", "mean_return"]
+    updates = plot.read_updates(folder, columns, whole=True)
     best = runs.groupby(["task", "surrogate"]).last_100.mean().groupby("task").max()
     limits = runs.task.map(random_scores(updates)), runs.task.map(best)
     runs["score"] = normalized(runs.last_100, *limits)
@@ -477,7 +478,10 @@ def main():
     default = plot.FIGURES.parent / "results" / folder
     text, figure, note = function(args.results or default)
     plot.save(figure, args.out / args.artifact, note)
-    (args.out / f"{args.artifact}.md").write_text(text)
+    try:
+        (args.out / f"{args.artifact}.md").write_text(text)
+    except OSError as error:
+        fail(f"the table cannot be written: {error}")
     print(text)
 
 

@@ -59,7 +59,11 @@ def fail(message):
 def read_csv(path, columns):
     """A CSV with these columns: all but TEXTS become numbers, or NaN where there is none."""
     try:
-        table = pd.read_csv(path, dtype=dict.fromkeys(TEXTS, str))
+        empty = {
+            "keep_default_na": False,
+            "na_values": dict.fromkeys(TEXTS, ""),
+        }  # "None" is a name
+        table = pd.read_csv(path, dtype=dict.fromkeys(TEXTS, str), **empty)
     except (OSError, ValueError) as error:
         fail(f"{path} cannot be read as a CSV: {str(error).splitlines()[0]}")
     lacking = [column for column in columns if column not in table]
@@ -103,13 +107,20 @@ def name_algorithms(configs):
         config["algorithm"] = " ".join([config["algorithm"], *texts])
 
 
+def how_to_get(folder):
+    """The command that fills a results folder, as the end of a message; empty if none is known."""
+    folder = folder.resolve()
+    path = f"benchmark/experiments/{folder.name}.toml"
+    if not (Path(__file__).parent.parent / path).is_file():
+        return ""
+    elsewhere = "" if folder.parent == FIGURES.parent / "results" else f" --results {folder.parent}"
+    return f" Type python benchmark/run.py {path}{elsewhere} first."
+
+
 def read_runs(folder, columns):
     """runs.csv of a results folder."""
     if not (folder / "runs.csv").is_file():
-        text = f"{folder} is no results folder: it has no runs.csv."
-        experiment = f"benchmark/experiments/{folder.name}.toml"
-        known = (Path(__file__).parent.parent / experiment).is_file()
-        fail(f"{text} Type python benchmark/run.py {experiment} first." if known else text)
+        fail(f"{folder} is no results folder: it has no runs.csv.{how_to_get(folder)}")
     runs = read_csv(folder / "runs.csv", KEY + columns)
     if runs.empty:
         fail(f"{folder}/runs.csv has no run in it.")
@@ -118,10 +129,21 @@ def read_runs(folder, columns):
     return runs
 
 
-def read_updates(folder, columns):
-    """updates.csv of a results folder, with the versions that each was made with."""
-    runs = read_runs(folder, ["versions"])
-    return read_csv(folder / "updates.csv", KEY + columns).merge(runs[[*KEY, "versions"]], on=KEY)
+def read_updates(folder, columns, whole=False):
+    """updates.csv of a results folder, with the versions that each was made with.
+
+    Each run needs a row an update up to its end; whole: from its first one on.
+    """
+    runs = read_runs(folder, ["steps", "versions"])
+    updates = read_csv(folder / "updates.csv", KEY + columns)
+    steps_of = {key: np.sort(steps) for key, steps in updates.groupby(KEY).global_step}
+    for key, total in runs.set_index(KEY).steps.items():
+        steps = steps_of.get(key, np.empty(0))
+        apart = set(np.diff(steps, prepend=0)[0 if whole else 1 :])
+        if total not in steps[-1:] or len(apart) > 1:
+            name = "{} on {}, seed {}".format(*key)
+            fail(f"{folder}/updates.csv lacks rows of {name}.{how_to_get(folder)}")
+    return updates.merge(runs[[*KEY, "versions"]], on=KEY)
 
 
 def read(paths, columns):
@@ -133,7 +155,8 @@ def read(paths, columns):
         elif (path / "runs.csv").is_file():
             tables.append(read_updates(path, columns).assign(run=str(path)))
         else:
-            fail(f"{path} is no run directory (config.json) and no results folder (runs.csv).")
+            text = f"{path} is no run directory (config.json) and no results folder (runs.csv)."
+            fail(text + how_to_get(path))
     name_algorithms(configs)
     for config in configs:
         path = config["run"] / "updates.csv"

@@ -16,6 +16,7 @@ The file of an experiment is described in benchmark/experiment.py.
 import dataclasses
 import fcntl
 import math
+import os
 import shlex
 import shutil
 import signal
@@ -24,7 +25,7 @@ import time
 from pathlib import Path
 
 import tyro
-from collect import collect, committed, table
+from collect import collect, committed, locked, table
 from experiment import BadInput, cells_of, parse_seeds, read_experiment, selected
 from jobs import REPOSITORY, LocalJob, NoCluster, RayJobs, cores, progress, shown
 
@@ -58,22 +59,28 @@ class Screen:
         lines = table()
         self.next = time.monotonic() + (0.5 if self.live else 30)
         if not self.live:
-            print("; ".join(lines), flush=True)
+            self.print("; ".join(lines))
             return
         columns, rows = shutil.get_terminal_size()
         lines = [line[: columns - 1] for line in lines[: rows - 2]]
         self.erase()
         self.height = len(lines)
-        print("\n".join(lines), flush=True)
+        self.print("\n".join(lines))
 
     def erase(self):
         if self.height:
-            print(f"\x1b[{self.height}F\x1b[J", end="")
+            self.print(f"\x1b[{self.height}F\x1b[J", end="")
         self.height = 0
 
     def say(self, text):
         self.erase()
-        print(text, flush=True)
+        self.print(text)
+
+    def print(self, text, end="\n"):
+        try:
+            print(text, end=end, flush=True)
+        except BrokenPipeError:  # of "| head": the training goes on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def hours(seconds):
@@ -97,7 +104,11 @@ class Sweep:
         while self.running or (self.waiting and not stopping):
             while self.waiting and len(self.running) < self.workers and not stopping:
                 cell = self.waiting.pop(0)
-                self.running[cell] = self.start(cell)
+                try:
+                    self.running[cell] = self.start(cell)
+                except OSError as error:
+                    self.failed[cell] = error
+                    self.screen.say(f"failed: {cell}")
             time.sleep(0.1)
             for cell, job in list(self.running.items()):
                 status = job.poll()
@@ -143,6 +154,9 @@ class Sweep:
     def report(self):
         """Say what failed, and why."""
         for cell, status in self.failed.items():
+            if isinstance(status, OSError):
+                print(f"\n{cell} could not be started: {status}")
+                continue
             path = cell.folder / "log.txt"
             log = path.read_text(errors="replace").replace("\r", "\n").split("\n")
             print(f"\n{cell} failed with status {status}; the end of {shown(path)}:")
@@ -204,7 +218,8 @@ def run(args):
         sweep.train()
         sweep.report()
         kept = [experiment[name] for name in ("columns", "last_updates", "reach")]
-        rows = collect(cells, *kept, results)
+        with locked(results):
+            rows = collect(cells, *kept, results)
     if rows:
         print(table(rows))
     print(f"{name}: {len(sweep.done)} of {len(wanted)} done; results: {shown(results)}")

@@ -249,7 +249,8 @@ def test_bad_input_is_one_line(artifact, monkeypatch, tmp_path, capsys):
     folder = tmp_path / "engstrom_table2" if artifact == "differences" else tmp_path
     error = f"paper.py: {folder} is no results folder: it has no runs.csv."
     if artifact == "differences":
-        error += " Type python benchmark/run.py benchmark/experiments/engstrom_table2.toml first."
+        error += " Type python benchmark/run.py benchmark/experiments/engstrom_table2.toml"
+        error += f" --results {tmp_path} first."
     assert capsys.readouterr().err == f"{error}\n"
 
 

@@ -147,14 +147,46 @@ def test_results_folder_is_read(tmp_path):
     updates = pd.concat([updates_of(1, [1, 2]), updates_of(2, [3, 4])])
     updates.drop(columns="versions").to_csv(tmp_path / "updates.csv", index=False)
     runs = updates.drop_duplicates(plot.KEY)[[*plot.KEY, "versions"]]
-    runs.to_csv(tmp_path / "runs.csv", index=False)
+    runs.assign(steps=updates.global_step.max()).to_csv(tmp_path / "runs.csv", index=False)
     read = plot.read([tmp_path], ["global_step", "mean_return"])
     assert read.mean_return.tolist() == [1, 2, 3, 4] and set(read.versions) == {"torch 2"}
 
 
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4, 6, 7], [0, 1, 2, 4, 5, 6, 7], [0, 1, 2, 3]])
+def test_results_folder_that_lacks_rows(tmp_path, capsys, rows):
+    """In its middle, at its end, or all of a seed."""
+    updates = pd.concat([updates_of(seed, [1, 2, 3, 4]) for seed in (1, 2)])
+    runs = updates.drop_duplicates(plot.KEY)[[*plot.KEY, "versions"]]
+    runs.assign(steps=updates.global_step.max()).to_csv(tmp_path / "runs.csv", index=False)
+    updates = updates.drop(columns="versions")
+    updates.iloc[rows].to_csv(tmp_path / "updates.csv", index=False)
+    with pytest.raises(SystemExit):
+        plot.read_updates(tmp_path, ["global_step"])
+    error = f"{tmp_path}/updates.csv lacks rows of PPO on Hopper-v5, seed "
+    assert error in capsys.readouterr().err
+
+
+def test_results_folder_may_hold_the_last_rows_alone(tmp_path, capsys):
+    updates = updates_of(1, [1, 2, 3, 4])
+    runs = updates[:1].assign(steps=updates.global_step.max())
+    runs.to_csv(tmp_path / "runs.csv", index=False)
+    updates[2:].drop(columns="versions").to_csv(tmp_path / "updates.csv", index=False)
+    assert len(plot.read_updates(tmp_path, ["global_step"])) == 2
+    with pytest.raises(SystemExit):
+        plot.read_updates(tmp_path, ["global_step"], whole=True)
+
+
+def test_algorithm_may_be_named_none(tmp_path):
+    updates = updates_of(1, [1, 2], algorithm="None")
+    updates.to_csv(tmp_path / "updates.csv", index=False)
+    table = plot.read_csv(tmp_path / "updates.csv", plot.KEY)
+    assert table.algorithm.tolist() == ["None", "None"]
+
+
 def test_algorithm_whose_name_is_a_number(monkeypatch, tmp_path):
     updates = updates_of(1, [1, 2], algorithm=1)
-    updates[:1].to_csv(tmp_path / "runs.csv", index=False)
+    runs = updates[:1].assign(steps=updates.global_step.max())
+    runs.to_csv(tmp_path / "runs.csv", index=False)
     updates.drop(columns="versions").to_csv(tmp_path / "updates.csv", index=False)
     assert plot.read([tmp_path], ["global_step", "mean_return"]).algorithm.tolist() == ["1", "1"]
     run_plot(monkeypatch, tmp_path, "--out", tmp_path / "f.png")

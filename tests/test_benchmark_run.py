@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -25,7 +26,7 @@ sys.path.insert(0, str(ROOT / "benchmark"))
 
 import collect
 import run as benchmark
-from experiment import BadInput, cells_of, parse_seeds, read_experiment
+from experiment import BadInput, cells_of, named, parse_seeds, read_experiment
 from test_engstrom_cells import CELLS
 from test_run_directory import assert_same_training, wait_for
 
@@ -293,11 +294,26 @@ def test_dry_run_prints_the_commands_and_writes_nothing(write, sweep, tmp_path):
     assert lines[1] == [*begin, *shared.split(), *own]
     status, out, _ = sweep(*command, "--dry-run", "--seeds", "7", "--only", "algorithm=B *=xavier*")
     assert status == 0 and len(out.splitlines()) == 4 and out.count("--init xavier") == 4
-    status, out, _ = sweep(*command, "--dry-run", "--only", "algorithm=A,Z", "env=*Toy*")
+    status, out, _ = sweep(*command, "--dry-run", "--only", "algorithm=A", "env=*Toy*")
     assert [shlex.split(line)[3] for line in out.splitlines()] == ["sweep_envs:Toy-v0"] * 2
-    command = write("Toy", more='[algorithms."A, with more"]\n[algorithms.A]')
-    status, out, _ = sweep(*command, "--dry-run", "--only", "algorithm=A, with more")
-    assert status == 0 and len(out.splitlines()) == 1 and "A-with-more__" in out
+
+
+@pytest.mark.parametrize(
+    "names, chosen",
+    [
+        ("A, with more", ["A, with more"]),
+        ("A, with more,A", ["A", "A, with more"]),
+        ("A,  B", ["A", "B"]),
+        ("B,A*", ["A", "A, with more", "A1", "A[1]", "B"]),
+        ("A[1]", ["A[1]"]),
+        ("A?1?", ["A[1]"]),
+        ("A,Z", []),
+        ("", []),
+    ],
+)
+def test_only_names_algorithms_with_commas_in_their_names(names, chosen):
+    values = ["A", "A, with more", "A1", "A[1]", "B"]
+    assert sorted(named(values, names.split(","))) == chosen
 
 
 @pytest.mark.parametrize(
@@ -325,6 +341,10 @@ def test_dry_run_prints_the_commands_and_writes_nothing(write, sweep, tmp_path):
         ("[algorithms.PPO]\nsettings.env_kwargs = { d = 1979-05-27 }", "not JSON serializable"),
         (f"[algorithms.PPO]\nsettings.a = {'[' * 5000}", "tiny.toml: "),
         ('[algorithms]\n"a b" = {}\n"a  b" = {}', "would share the folder"),
+        ('[algorithms]\n"" = {}', "an algorithm is named ''; type letters"),
+        ('[algorithms]\n"a|b" = {}', "an algorithm is named 'a|b'; type letters, no | in it"),
+        (f'[algorithms]\n"{"a" * 300}" = {{}}', "too long for the name of a folder"),
+        (f"[algorithms.PPO]\nsettings.num_steps = {'9' * 5000}", "tiny.toml: "),
     ],
 )
 def test_what_cant_be_used_ends_in_one_line_before_anything_runs(
@@ -340,7 +360,8 @@ def test_what_cant_be_used_ends_in_one_line_before_anything_runs(
     [
         (["--seeds", "5:1"], "seeds are '5:1'"),
         (["--workers", "0"], "--workers is 0"),
-        (["--only", "algorithm=TRPO"], "there is none; there are PPO"),
+        (["--only", "algorithm=TRPO"], "names what isn't there; there are PPO"),
+        (["--only", "algorithm=PPO,TRPO"], "names what isn't there; there are PPO"),
         (["--only", "colour=red"], "type algorithm=NAME or env=NAME"),
     ],
 )
@@ -461,13 +482,71 @@ def test_damaged_run_is_said_in_one_line(write, sweep, tmp_path):
     for text in "global_step\n16\n", shortened:
         path.write_text(text)
         status, _, error = sweep(*write("Toy"))
-        assert status == 2 and f"{path.parent} has a damaged CSV" in error
+        assert status == 2 and f"{path.parent} is damaged: " in error
         assert error.count("\n") == 1
     path.unlink()
     before = (tmp_path / "results/tiny/runs.csv").read_text()
     status, _, error = sweep(*write("Toy"))
     assert status == 2 and "episodes.csv is missing" in error and error.count("\n") == 1
     assert (tmp_path / "results/tiny/runs.csv").read_text() == before
+
+
+@pytest.mark.parametrize("kept", [slice(2, None), slice(0, 2)], ids=["first", "last"])
+def test_run_whose_updates_lack_a_row_is_not_collected(write, sweep, tmp_path, kept):
+    """Others are: a row that is missing would be a silent gap in every curve."""
+    assert sweep(*write("Toy"))[0] == 0
+    (path,) = (tmp_path / "runs").rglob("updates.csv")
+    header, *lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([header, *lines[kept.start and 1 : kept.stop and 1]]))
+    status, _, error = sweep(*write("Toy", seeds="1:2"))
+    assert status == 2 and str(path.parent) in error and error.count("\n") == 1
+    if kept.start:
+        assert "updates.csv hasn't one row for each update" in error
+        seeds = [row["seed"] for row in rows(tmp_path / "results/tiny/runs.csv")]
+        assert seeds == ["1", "2"]  # 1 as it was collected before
+    else:
+        assert "updates.csv lacks its last rows; move that folder away" in error
+
+
+def test_damaged_checkpoint_is_not_done(write, sweep, tmp_path):
+    assert sweep(*write("Toy"))[0] == 0
+    (path,) = (tmp_path / "runs").rglob("checkpoint.pt")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    status, out, _ = sweep(*write("Toy"))
+    assert status == 1 and "0 of 1 done" in out and "can't be used, train anew" in out
+
+
+def test_run_that_cannot_be_started_fails_alone(write, sweep, tmp_path):
+    folder = tmp_path / "runs/tiny/PPO__sweep_envs-Toy-v0__s1"
+    folder.parent.mkdir(parents=True)
+    folder.touch()
+    status, out, _ = sweep(*write("Toy", seeds="1:2"))
+    assert status == 1 and "1 of 2 done" in out and "s1 could not be started: " in out
+    assert [row["seed"] for row in rows(tmp_path / "results/tiny/runs.csv")] == ["2"]
+
+
+def test_sweep_goes_on_when_nobody_reads(write, tmp_path):
+    process = started(write("Toy", seeds="1:2"))
+    process.stdout.close()
+    assert process.wait(120) == 0, process.stderr.read()
+    assert len(rows(tmp_path / "results/tiny/runs.csv")) == 2
+
+
+def test_results_folder_is_one_sweeps_at_a_time(tmp_path):
+    entered = threading.Event()
+
+    def second():
+        with collect.locked(tmp_path):
+            entered.set()
+
+    with collect.locked(tmp_path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert not entered.wait(0.3)
+    thread.join(10)
+    assert entered.is_set()
 
 
 @pytest.mark.parametrize("option", ["--results", "--runs-dir"])

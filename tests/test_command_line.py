@@ -189,6 +189,7 @@ def test_option_of_cleanrl_says_where_it_is(command, option, answer):
 
 @pytest.mark.parametrize("script", ALL, indirect=True)
 def test_resume_of_what_is_no_run(command, tmp_path):
+    assert_refused(command("--resume", ""), "--resume is empty; type a directory")
     assert_refused(command("--resume", str(tmp_path / "nothing")), "nothing", "no run directory")
     (tmp_path / "config.json").write_text("{")
     assert_refused(command("--resume", str(tmp_path)), "no run directory")
