@@ -230,19 +230,25 @@ def engstrom_table(title, names, folder):
 
 def draw_bars(bars):
     """bars: (panel, name, ours, published), the last two value, low, high; NaN: not drawn."""
-    names = list(dict.fromkeys(name for _, name, _, _ in bars))
     titles = list(dict.fromkeys(panel for panel, _, _, _ in bars))
-    figure, axes = plot.panels(titles, 0.8 + 0.3 * len(names))
+    figure, axes = plot.panels(titles)
+    grid = axes[0].get_gridspec()
+    row_of = {x: axis.get_subplotspec().rowspan.start for x, axis in zip(titles, axes)}
+    names_of = [dict.fromkeys(x[1] for x in bars if row_of[x[0]] == y) for y in range(grid.nrows)]
+    heights = [0.8 + 0.3 * len(names) for names in names_of]
+    grid.set_height_ratios(heights)
+    figure.set_figheight(1 + sum(heights))
     looks = {"ours": ("#0072B2", "o", -0.14), "published": ("#777777", "D", 0.14)}
     for panel, name, *both in bars:
-        axis, y = axes[titles.index(panel)], names.index(name)
+        axis, y = axes[titles.index(panel)], list(names_of[row_of[panel]]).index(name)
         if math.isnan(both[0][0]) and name != BASELINES:
             where = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 7}
             axis.text(0.02, y - 0.14, "ours missing", color="#0072B2", **where)
         for (value, low, high), (colour, marker, shift) in zip(both, looks.values()):
             axis.plot([value], [y + shift], marker, color=colour, markersize=5)
             axis.plot([low, high], [y + shift] * 2, color=colour)
-    for axis in axes:
+    for panel, axis in zip(titles, axes):
+        names = names_of[row_of[panel]]
         labels = names if axis.get_subplotspec().is_first_col() else [""] * len(names)
         axis.set_yticks(range(len(names)), labels)
         axis.set_ylim(len(names) - 0.5, -0.5)
