@@ -362,8 +362,8 @@ def main():
     source = "Ours: " * bool(args.peers) + provenance(updates.steps, updates.versions)
     smoothing = f"moving average over {args.smooth} updates" if args.smooth > 1 else "not smoothed"
     line = args.statistic.replace("iqm", "interquartile mean")
-    note = f"Line: {line} over seeds; band: 95% bootstrap interval, from {ENOUGH} "
-    note += f"seeds on; {smoothing}. {source}"
+    note = f"Line: {line} over seeds; band{' of ours' * bool(args.peers)}: 95% bootstrap interval, "
+    note += f"from {ENOUGH} seeds on; {smoothing}. {source}"
     for gap in gaps(updates):
         print(gap, file=sys.stderr)
     save(figure, args.out.with_suffix(""), " ".join([note, *gaps(updates)]))
