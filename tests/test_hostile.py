@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import os
 
 import gymnasium as gym
 import numpy as np
@@ -199,6 +200,20 @@ def test_rewards_and_observations_whose_squares_would_overflow_are_named(train, 
 def test_trains_without_git(train, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert train(register("NoGit")) == 0
+
+
+def test_rows_are_on_the_disk_before_the_checkpoint_that_covers_them(script, run, resume):
+    synced, fsync = [], script.os.fsync
+
+    def record(descriptor):
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script.os, "fsync", record)
+        assert resume() == 0
+    last = max(i for i, name in enumerate(synced) if name == "checkpoint.tmp")
+    assert synced[last - 2 : last] == ["episodes.csv", "updates.csv"]
 
 
 def test_full_disk_is_one_line_and_leaves_the_checkpoint_as_it_was(script, run, resume, capfd):
