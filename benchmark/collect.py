@@ -1,6 +1,8 @@
 """Finished runs -> runs.csv and updates.csv of an experiment, small enough to be committed.
 
-python benchmark/collect.py benchmark/results/taxi  # its table of scores again
+    python benchmark/collect.py benchmark/results/taxi
+
+prints the table of scores again.
 """
 
 import argparse
@@ -205,22 +207,25 @@ def collect(cells, columns, last_updates, reach, folder):
     if lacking:  # said last, so that nothing is lost
         wrong.append(f"columns: none of these runs has logged {lacking[0]!r}.")
     if wrong:
-        raise BadInput(" ".join(wrong))
+        raise BadInput("; ".join(wrong))
     return sorted(runs + kept, key=order)
 
 
 def main():
+    """-> exit status"""
     parser = argparse.ArgumentParser(prog="collect.py", description="Print tables of scores again.")
     parser.add_argument("folders", nargs="+", type=Path, help="folders of benchmark/results")
     for folder in parser.parse_args().folders:
         try:
             runs, _ = committed(folder)
+            if not runs:
+                raise BadInput(f"{folder} is no results folder: it has no runs.csv.")
         except (BadInput, OSError) as error:
-            sys.exit(f"collect.py: {error}")
-        if not runs:
-            sys.exit(f"collect.py: {folder} is no results folder: it has no runs.csv.")
+            print(f"collect.py: {error}", file=sys.stderr)
+            return 2
         print(table(runs))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -41,8 +41,9 @@ PUBLISHED = {  # Engstrom et al., Tables 2 and 3: mean and interval, by TASKS
     "PPO, OpenAI Baselines": [(3424,), (2316,), ()],
     "AAI": [(242,), (99,), (224,)],
     "ACLI": [(557,), (421,), (444,)],
-    "ACLI − AAI": [(557 - 242,), (421 - 99,), (444 - 224,)],
 }
+DIFFERENCE = "ACLI − AAI"
+PUBLISHED[DIFFERENCE] = [(x - y,) for (x,), (y,) in zip(PUBLISHED["ACLI"], PUBLISHED["AAI"])]
 OPTIMIZATIONS = {  # of Figure 1: the setting, its value when on (also the script's default)
     "value clipping": ("clip_vloss", True),
     "reward scaling": ("reward_scaling", "returns"),
@@ -117,7 +118,7 @@ def excess(*samples, axis=0):
     return acli(*samples, axis=axis) - aai(*samples, axis=axis)
 
 
-IMPROVEMENTS = {"AAI": aai, "ACLI": acli, "ACLI − AAI": excess}
+IMPROVEMENTS = {"AAI": aai, "ACLI": acli, DIFFERENCE: excess}
 
 
 def pooled_mean(*samples, axis=0):
@@ -234,13 +235,14 @@ def draw_bars(bars):
     figure, axes = plot.panels(titles)
     grid = axes[0].get_gridspec()
     row_of = {x: axis.get_subplotspec().rowspan.start for x, axis in zip(titles, axes)}
-    names_of = [dict.fromkeys(x[1] for x in bars if row_of[x[0]] == y) for y in range(grid.nrows)]
+    rows = [[name for x, name, _, _ in bars if row_of[x] == row] for row in range(grid.nrows)]
+    names_of = [list(dict.fromkeys(names)) for names in rows]
     heights = [0.8 + 0.3 * len(names) for names in names_of]
     grid.set_height_ratios(heights)
     figure.set_figheight(1 + sum(heights))
     looks = {"ours": ("#0072B2", "o", -0.14), "published": ("#777777", "D", 0.14)}
     for panel, name, *both in bars:
-        axis, y = axes[titles.index(panel)], list(names_of[row_of[panel]]).index(name)
+        axis, y = axes[titles.index(panel)], names_of[row_of[panel]].index(name)
         if math.isnan(both[0][0]) and name != BASELINES:
             where = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 7}
             axis.text(0.02, y - 0.14, "ours missing", color="#0072B2", **where)

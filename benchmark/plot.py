@@ -59,11 +59,8 @@ def fail(message):
 def read_csv(path, columns):
     """A CSV with these columns: all but TEXTS become numbers, or NaN where there is none."""
     try:
-        empty = {
-            "keep_default_na": False,
-            "na_values": dict.fromkeys(TEXTS, ""),
-        }  # "None" is a name
-        table = pd.read_csv(path, dtype=dict.fromkeys(TEXTS, str), **empty)
+        kinds, empty = dict.fromkeys(TEXTS, str), dict.fromkeys(TEXTS, "")  # "None" is a name
+        table = pd.read_csv(path, dtype=kinds, keep_default_na=False, na_values=empty)
     except (OSError, ValueError) as error:
         fail(f"{path} cannot be read as a CSV: {str(error).splitlines()[0]}")
     lacking = [column for column in columns if column not in table]
@@ -111,7 +108,7 @@ def how_to_get(folder):
     """The command that fills a results folder, as the end of a message; empty if none is known."""
     folder = folder.resolve()
     path = f"benchmark/experiments/{folder.name}.toml"
-    if not (Path(__file__).parent.parent / path).is_file():
+    if not (FIGURES.parents[1] / path).is_file():
         return ""
     elsewhere = "" if folder.parent == FIGURES.parent / "results" else f" --results {folder.parent}"
     return f" Type python benchmark/run.py {path}{elsewhere} first."

@@ -81,9 +81,9 @@ def test_estimate_has_no_interval_below_three_seeds():
     assert paper.estimate(np.mean, [5, 5, 5]) == (5, 5, 5, 3)
 
 
-@pytest.mark.parametrize("seeds, coverage", [(3, 0.73), (5, 0.84)])
+@pytest.mark.parametrize("seeds, coverage", [(3, 3 / 4), (5, 5 / 6)])
 def test_intervals_of_few_seeds_hold_the_mean_less_often_than_they_say(seeds, coverage):
-    """As the README warns: of normal data in 73% and 84% of cases instead of 95%."""
+    """As the README warns: of normal data in 3 of 4 and 5 of 6 cases, not in 95%."""
     samples = np.random.default_rng(1).normal(size=(600, seeds))
     bounds = [paper.estimate(np.mean, sample)[1:3] for sample in samples]
     held = np.mean([low <= 0 <= high for low, high in bounds])
@@ -252,6 +252,15 @@ def test_bad_input_is_one_line(artifact, monkeypatch, tmp_path, capsys):
         error += " Type python benchmark/run.py benchmark/experiments/engstrom_table2.toml"
         error += f" --results {tmp_path} first."
     assert capsys.readouterr().err == f"{error}\n"
+
+
+def test_table_that_cannot_be_written_is_one_line(monkeypatch, tmp_path, capsys):
+    results = write_results(tmp_path / "results", [("PPO", "Hopper-v5", 1, {}, 100)])
+    (tmp_path / "out/table2.md").mkdir(parents=True)
+    with pytest.raises(SystemExit):
+        make(monkeypatch, tmp_path, "table2", results)
+    error = capsys.readouterr().err
+    assert "the table cannot be written: " in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("artifact", ["table2", "figure2", "cleanrl"])

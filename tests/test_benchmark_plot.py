@@ -166,7 +166,7 @@ def test_results_folder_that_lacks_rows(tmp_path, capsys, rows):
     assert error in capsys.readouterr().err
 
 
-def test_results_folder_may_hold_the_last_rows_alone(tmp_path, capsys):
+def test_results_folder_may_hold_the_last_rows_alone(tmp_path):
     updates = updates_of(1, [1, 2, 3, 4])
     runs = updates[:1].assign(steps=updates.global_step.max())
     runs.to_csv(tmp_path / "runs.csv", index=False)
